@@ -1,13 +1,13 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-thresholds | check | bench | bench-tiers | setup | pins
+#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-thresholds | test-capture | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
 #   make test-agents [ARGS="-k claude"]   coding agents as they are installed, from npm and pip, in .agents; needs node 20
 #   make test-speculation [TURNS=10000] [SEED=1]   the same replies with drafted tokens and without; half an hour
-#   make test-fuzz [REQUESTS=20000] | bench-overload | pages
+#   make test-fuzz [REQUESTS=20000] | bench-overload | bench-speculation | bench-adapters | pages
 #   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
@@ -34,7 +34,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload pages image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -67,6 +67,10 @@ test-architectures: $(DEV_STAMP)
 test-thresholds: $(DEV_STAMP)
 	$(BIN)/python tests/architectures/run.py --real --jobs 2 --timeout 900 --out docs/architectures.md
 
+# Whose decode steps can be captured as CUDA graphs, found on a CPU in two minutes; writes docs/captured.md.
+test-capture: $(DEV_STAMP)
+	$(BIN)/python tests/architectures/capture.py --out docs/captured.md
+
 # Turns of all sorts on 16 architectures, on an engine that drafts tokens and on one that does not.
 test-speculation: $(DEV_STAMP)
 	SPECULATION_TURNS=$(or $(TURNS),10000) SPECULATION_SEED=$(or $(SEED),1) \
@@ -82,7 +86,8 @@ check: $(DEV_STAMP)
 test-clients: $(STAMP) $(CLIENTS_STAMP)
 	SERVER_PYTHON='$(abspath $(BIN)/python)' $(CLIENTS)/python -m pytest -c tests/clients/clients.ini tests/clients $(ARGS)
 
-# Claude Code, Codex, OpenCode, Qwen Code, pi and aider against a real server with a scripted model, about twenty minutes.
+# Claude Code, Codex, OpenCode, Qwen Code, pi, aider, Goose, Continue, Cline, LibreChat against a server with a scripted model,
+# about twenty minutes.
 # AGENTS_RECORD=1 writes their requests to tests/agents/recordings anew; AGENTS_FLAGS are further flags of the server.
 test-agents: $(DEV_STAMP) $(AGENTS_STAMP)
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
@@ -106,6 +111,18 @@ test-fuzz: $(DEV_STAMP)
 # Ten times more load than the server can serve; about four minutes.
 bench-overload: $(DEV_STAMP)
 	$(BIN)/python -m tools.overload $(ARGS)
+
+# Three models on one port with two loaded, 200 turns in random order, one engine killed; about ten minutes.
+bench-models: $(DEV_STAMP)
+	$(BIN)/python -m tools.bench_models $(ARGS)
+
+# Speculation on and off, by turns, on texts that repeat and texts that do not: half an hour; ARGS="--only a --sessions 1".
+bench-speculation: $(DEV_STAMP)
+	$(BIN)/python -m tools.bench_speculation $(ARGS)
+
+# What LoRA adapters cost beside the base alone, a few minutes.
+bench-adapters: $(DEV_STAMP)
+	$(BIN)/python -m tools.bench_adapters $(ARGS)
 
 # Writes docs/api.md and docs/modules.md anew from the code.
 pages: $(DEV_STAMP)
@@ -164,11 +181,14 @@ $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 
 # `npm ci` would want the packages of every platform in the lock. npm runs no scripts of packages here: those that
 # put a program of this platform in its place are run by name.
-$(AGENTS_STAMP): tests/agents/package.json tests/agents/package-lock.json constraints-agents.txt
+$(AGENTS_STAMP): tests/agents/package.json tests/agents/package-lock.json constraints-agents.txt tests/agents/librechat/package-lock.json
 	@command -v npm >/dev/null || { echo "make test-agents needs node 20 or newer, with npm" >&2; exit 1; }
 	mkdir -p .agents
 	cp tests/agents/package.json tests/agents/package-lock.json .agents/
 	cd .agents && npm install --no-save --no-audit --no-fund --ignore-scripts
+	mkdir -p .agents/librechat
+	cp tests/agents/librechat/package.json tests/agents/librechat/package-lock.json .agents/librechat/
+	cd .agents/librechat && npm install --no-save --no-audit --no-fund --ignore-scripts
 	cd .agents && node node_modules/@anthropic-ai/claude-code/install.cjs
 	cd .agents && node node_modules/opencode-ai/postinstall.mjs
 	test -x .agents/venv/bin/python || $(PYTHON) -m venv .agents/venv

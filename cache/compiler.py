@@ -44,7 +44,7 @@ class NotBuilt(Exception):
     """A shared object is not available; the message is the reason in a few words."""
 
 
-def built(source: Path) -> Path:
+def build(source: Path) -> Path:
     """The path of the shared object of ``source`` and the headers beside it; compiled now if it does not exist.
 
     Raises ``NotBuilt``.
@@ -59,9 +59,9 @@ def built(source: Path) -> Path:
         if compiler is None:
             name = next((path.name for path in sorted(folder.glob(f"{stem}-*.so"))), "")
         else:
-            name = f"{stem}-{_version(compiler)}.so"
+            name = f"{stem}-{_version(tuple(compiler))}.so"
             if not (folder / name).exists():
-                write_file(folder, name, [_compiled([*compiler, *_FLAGS.split(), *_instructions()], source)])
+                write_file(folder, name, [_compile([*compiler, *_FLAGS.split(), *_instructions()], source)])
         if not name:
             raise NotBuilt("there is no C++ compiler")
         os.close(open_file(folder, name))
@@ -108,12 +108,13 @@ def _compiler() -> list[str] | None:
     return [found, *wanted[1:]] if found else None
 
 
-def _version(compiler: list[str]) -> str:
+@cache
+def _version(compiler: tuple[str, ...]) -> str:
     told = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_PATIENCE).stdout
     return hashlib.blake2b(told + shlex.join(compiler[1:]).encode(), digest_size=8).hexdigest()
 
 
-def _compiled(compiler: list[str], source: Path) -> bytes:
+def _compile(compiler: list[str], source: Path) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "object.so"
         command = [*compiler, f"-I{_HEADERS}", str(source), "-o", str(target)]
@@ -122,5 +123,5 @@ def _compiled(compiler: list[str], source: Path) -> bytes:
         except subprocess.CalledProcessError:
             if _NEWEST not in compiler:
                 raise
-            return _compiled([flag for flag in compiler if flag != _NEWEST], source)
+            return _compile([flag for flag in compiler if flag != _NEWEST], source)
         return target.read_bytes()

@@ -56,8 +56,8 @@ def write_file(folder: Path, name: str, chunks: Iterable[bytes | memoryview]) ->
     If anything fails no file is left, not even an older one of that name if the rename was done already. Raises
     OSError, ValueError for a bad name.
     """
-    _checked(name)
-    with _opened(folder) as fd:
+    _check_name(name)
+    with _open(folder) as fd:
         temporary = f".{secrets.token_hex(8)}.tmp"
         left = temporary  # what is to be removed if anything fails
         try:
@@ -78,7 +78,7 @@ def make_folder(path: Path) -> None:
         os.close(os.open(path, _FOLDER))
     except FileNotFoundError:
         make_folder(path.parent)
-        with _opened(path.parent) as fd:
+        with _open(path.parent) as fd:
             with suppress(FileExistsError):
                 os.mkdir(path.name, 0o700, dir_fd=fd)
             os.fsync(fd)
@@ -91,7 +91,7 @@ def open_file(folder: Path, name: str) -> int:
     if not _PLAIN.fullmatch(name):
         raise CorruptFile("not a file's name")
     try:
-        with _opened(folder) as above:
+        with _open(folder) as above:
             fd = os.open(name, _OLD, dir_fd=above)
     except OSError as error:
         if error.errno in _REASONS:
@@ -132,7 +132,7 @@ def lock(folder: Path, seconds: float) -> int:
     """Lock ``folder`` against other processes until the returned descriptor is closed or this process ends. Waits up to
     ``seconds`` for a process that is ending; then raises BlockingIOError.
     """
-    with _opened(folder) as fd:
+    with _open(folder) as fd:
         held = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
     until = time.monotonic() + seconds
     while True:
@@ -147,11 +147,27 @@ def lock(folder: Path, seconds: float) -> int:
             return held
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process has the lock of ``folder``; False for one that cannot be opened."""
+    try:
+        with _open(folder) as fd:
+            held = os.open("lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(held)
+    return False
+
+
 def remove(folder: Path, names: Iterable[str]) -> None:
     """Unlink those files of ``names`` that exist, and sync the folder. Raises OSError, and ValueError for a name with a
     slash.
     """
-    with _opened(folder) as fd:
+    with _open(folder) as fd:
         for name in names:
             if "/" in name:
                 raise ValueError("a file's name has no slash")
@@ -162,14 +178,14 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 
 def clear_temporaries(folder: Path) -> None:
     """Unlink temporary files of writers that were killed. Nobody may be writing to ``folder``. Raises OSError."""
-    with _opened(folder) as fd:
+    with _open(folder) as fd:
         for name in os.listdir(fd):
             if name.startswith(".") and name.endswith(".tmp"):
                 os.unlink(name, dir_fd=fd)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open(folder: Path) -> Iterator[int]:
     fd = os.open(folder, _FOLDER)
     try:
         yield fd
@@ -177,7 +193,7 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _checked(name: str) -> None:
+def _check_name(name: str) -> None:
     if not _PLAIN.fullmatch(name):
         raise ValueError("a file's name has letters, digits, '.', '_' and '-'")
 

@@ -6,8 +6,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 
+from cache.pages import near_ends
 from cache.pages.eviction import TenantShares, eviction_order
-from cache.pages.pool import Page, PagePool
+from cache.pages.pool import Page, PagePool, near_parts
 from cache.pages.retention import Retention
 from cache.pages.session import SessionCache
 from cache.tier import Tier
@@ -41,10 +42,11 @@ class Residency:
         self.evictions: Counter[Tier] = Counter()  # by the tier that sessions had to leave
         self.warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self.hosted: OrderedDict[SessionCache, None] = OrderedDict()
-        self.running: set[SessionCache] = set()
+        self.running: dict[SessionCache, None] = {}
+        self._unreleased: dict[SessionCache, None] = {}  # warm ones that may hold near parts that they do not see
         self.state_total = 0  # bytes of the states of idle sessions
         self._state_bytes: dict[SessionCache, int] = {}
-        self._state_budget = state_budget or 0
+        self.state_budget = state_budget or 0
         self._stateful = state_budget is not None
         self._pool = pool
         self._retention = retention
@@ -67,12 +69,12 @@ class Residency:
         if not session.warm:
             self._pool.hold_warm(session.pages)
         session.running = session.warm = True
-        self.running.add(session)
+        self.running[session] = None
         self.count(session)
 
     def keep(self, session: SessionCache) -> None:
         """Running -> idle, most recently used. A session with pages on the host goes back to the host."""
-        self.running.discard(session)
+        self.running.pop(session, None)
         session.running = False
         if self.archive is not None:
             self.archive.write_behind.schedule(session)
@@ -80,6 +82,8 @@ class Residency:
             self._move_to_host(session)
         else:
             self.warm[session] = None
+            if self._pool.windows is not None:
+                self._unreleased[session] = None
         if self._stateful:
             self._state_bytes[session] = session.state_bytes
             self.state_total += self._state_bytes[session]
@@ -89,7 +93,8 @@ class Residency:
     def remove(self, session: SessionCache) -> None:
         """Drop the pages of a session, idle or running."""
         self._take(session)
-        self.running.discard(session)
+        self.running.pop(session, None)
+        near_ends.cut(self._pool, session, 0)
         self._pool.drop(session.pages, warm=session.warm)
         session.pages = []
         session.running = session.warm = False
@@ -97,23 +102,25 @@ class Residency:
 
     def count(self, session: SessionCache) -> None:
         """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
-        pages = len(session.pages) if session.warm else 0
+        pages = self._slots_of(session) if session.warm else 0
         self._shares.add(session.tenant, pages - session.counted)
         session.counted = pages
 
-    def make_room(self, pages: int, spared: Collection[SessionCache] = ()) -> bool:
-        """Free ``pages`` device slots, evicting idle sessions as needed, those that are ``spared`` only if no other
-        turn runs. False, with nobody evicted, if that cannot be enough.
+    def make_room(self, pages: int, spared: Collection[SessionCache] = (), near: int | None = None) -> bool:
+        """Free device slots for ``pages`` pages, and for the near parts of ``near`` (None: of all of them): by
+        releasing near parts that no session sees, then by evicting idle sessions, those that are ``spared`` only if no
+        other turn runs. False, with nobody evicted, if that cannot be enough.
         """
         device = self._pool.device
-        if device.free >= pages:
+        near = pages if near is None else near
+        if device.fits(pages, near) or self._release_unseen(pages, near):
             return True
         most = sum(len(session.pages) for session in self.running)  # counts shared pages more than once, and is quick
         most += self.archive.write_behind.holds if self.archive is not None else 0
-        if pages > device.slots - most and pages > device.slots - self._held():
+        if (self._pool.windows is not None or pages > device.slots - most) and not self._fits_beside(pages, near):
             return False
         order: Iterator[SessionCache] = iter(())
-        while device.free < pages:
+        while not device.fits(pages, near):
             if not self._pool.stranded:
                 session = None if self._shares.over else next(order, None)
                 if session is None:
@@ -126,27 +133,33 @@ class Residency:
         return True
 
     def spare_pages(self, tenant: str) -> int:
-        """Device pages that are free, or held by idle sessions that are worth less than an announced one of
+        """Device slots that are free, or held by idle sessions that are worth less than an announced one of
         ``tenant``.
         """
         now = self._retention.clock()
         least = self._retention.rate(self._retention.expect(tenant), now)
-        spare = (len(session.pages) for session in self.warm if self._retention.rate(session.stop, now) < least)
+        spare = (session.counted for session in self.warm if self._retention.rate(session.stop, now) < least)
         return self._pool.device.free + sum(spare)
 
     def demote_late(self) -> None:
         """While the device is nearly full and the host is not, move one session to the host that is likely to pause for
-        longer: turns then find room without waiting for the copy.
+        longer: turns then find room without waiting for the copy. What windowed layers of running sessions do not see
+        any more is written, for the same reason.
         """
         device, host = self._pool.device, self._pool.host
-        if not host.free or device.free * _NEARLY_FULL > device.slots or self._pool.stranded:
+        if device.free * _NEARLY_FULL > device.slots:
+            return
+        self._store_unseen()
+        if not host.free or self._pool.stranded:
             return
         now = self._retention.clock()
         if now < self._demote_at:
             return
         self._demote_at = now + _DEMOTE_EVERY
         session = next(iter(self._eviction_order(self.warm)), None)
-        if session is None or not self._retention.is_late(session.stop, now) or len(session.pages) > host.free:
+        if session is None or not self._retention.is_late(session.stop, now):
+            return
+        if not host.fits(len(session.pages), near_parts(session.pages)):
             return
         self._demote(session)
         self._offload_stranded()
@@ -155,7 +168,7 @@ class Residency:
         """Evict sessions until the states of idle sessions fit their budget, in the order of eviction; the newest only
         if it is the only one.
         """
-        while self.state_total > self._state_budget:
+        while self.state_total > self.state_budget:
             others = len(self.hosted) + len(self.warm) - 1  # a turn may be about to go on from the newest
             idle = islice(chain(self.hosted, self.warm), max(1, others))
             session = next(iter(self._eviction_order(idle)), None)
@@ -168,6 +181,7 @@ class Residency:
         """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
         holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
         writing = self.archive.held if self.archive is not None else Counter()
+        near = Counter(writing) if self._pool.windows is not None else Counter()
         for page in writing:
             holders[page] = []
         for session in self:
@@ -175,25 +189,32 @@ class Residency:
             assert len(session.pages) * self._pool.page_size >= session.length
             assert session.running == (session in self.running)
             assert session.warm == (session not in self.hosted)
-            assert session.counted == len(session.pages) * session.warm
+            assert session.counted == (self._slots_of(session) if session.warm else 0)
             for page in session.pages:
                 holders[page].append(session)
+            near.update(near_ends.held_pages(self._pool, session))
         for page, sessions in holders.items():
             assert page.refs == len(sessions) + writing[page], (page.refs, sessions)
             assert page.warm == sum(session.warm for session in sessions) + writing[page]
             assert page.tier is self._pool.device or not page.warm
             assert (page in self._pool.stranded) == (page.tier is self._pool.device and not page.warm)
-        assert self._shares.held.total() == sum(len(session.pages) for session in (*self.warm, *self.running))
+            assert page.nears == near[page]
+            assert (page.near >= 0) == (page.nears > 0)
+        assert self._shares.held.total() == sum(session.counted for session in (*self.warm, *self.running))
         assert self.state_total == sum(self._state_bytes.values())
         if self.archive is not None:
             self.archive.check_integrity()
         for tier in (self._pool.device, self._pool.host):
-            slots = [page.slot for page in holders if page.tier is tier]
-            assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)
+            pages = [page for page in holders if page.tier is tier]
+            held = {page.slot for page in pages}, {page.near for page in pages if page.near >= 0}
+            assert len(held[0]) == len(pages) or not tier.frames.each[0]
+            assert len(held[1]) == near_parts(pages)
+            assert tier.used == tier.frames.count_used(held), (held, tier.used)
 
     def _take(self, session: SessionCache) -> None:
         """An idle session is idle no longer."""
         self.warm.pop(session, None)
+        self._unreleased.pop(session, None)
         self.hosted.pop(session, None)
         self.state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
@@ -202,6 +223,7 @@ class Residency:
     def _demote(self, session: SessionCache) -> None:
         """Evict a warm session from the device."""
         del self.warm[session]
+        self._unreleased.pop(session, None)
         self.evictions[Tier.DEVICE] += 1
         self._retention.count_eviction(session.stop)
         self._move_to_host(session)
@@ -222,13 +244,51 @@ class Residency:
             self._retention.lose(session.stop)
         self._discard(session)
 
-    def _held(self) -> int:
-        """Device slots that running sessions hold, shared ones counted once."""
-        held = {page for session in self.running for page in session.pages if page.tier is self._pool.device}
-        return len(held | set(self.archive.held) if self.archive is not None else held)
+    def _slots_of(self, session: SessionCache) -> int:
+        """Slots that the pages of ``session`` take, shared ones included."""
+        near = len(session.pages) - session.released if self._pool.windows is not None else 0
+        return self._pool.device.frames.count_needed(len(session.pages), near)
+
+    def _fits_beside(self, pages: int, near: int) -> bool:
+        """Whether the device would have room for ``pages`` and ``near`` beside running sessions and writes alone."""
+        device = self._pool.device
+        held = {page for session in self.running for page in session.pages if page.tier is device}
+        if self.archive is not None:
+            held |= set(self.archive.held)
+        slots = {page.slot for page in held}, {page.near for page in held if page.near >= 0}
+        return device.frames.fits_beside(slots, pages, near)
+
+    def _release_unseen(self, pages: int, near: int) -> bool:
+        """Release near parts that no next token sees until the device has room for ``pages`` and ``near``. False if all
+        of them were not enough. First go those that no repeated turn sees either, of idle sessions first.
+        """
+        if self._pool.windows is None:
+            return False
+        for all_unseen in (False, True):
+            for session in chain(self._unreleased, self.running):
+                self._release_near(session, all_unseen)
+                self.count(session)
+                if self._pool.device.fits(pages, near):
+                    return True
+        self._store_unseen()
+        left = (one for one in self._unreleased if near_ends.holds_unseen(self._pool, one))
+        self._unreleased = dict.fromkeys(left)
+        return False
+
+    def _store_unseen(self) -> None:
+        """Write what running sessions' windowed layers do not see any more: it can be released then."""
+        if self.archive is not None:
+            for session in self.running:
+                self.archive.write_behind.write_unseen(session)
+
+    def _release_near(self, session: SessionCache, all_unseen: bool) -> None:
+        """Release near parts of a session; with an archive only those that are stored."""
+        stored = session.saved_length if self.archive is not None else session.length
+        near_ends.release(self._pool, session, stored, all_unseen=all_unseen)
 
     def _move_to_host(self, session: SessionCache) -> None:
         """Warm -> hosted; its pages move later, see ``_offload_stranded``."""
+        self._release_near(session, all_unseen=False)
         self._pool.release_warm(session.pages)
         session.move(self._pool.host.device)
         session.warm = False
@@ -241,8 +301,9 @@ class Residency:
         """
         host, stranded = self._pool.host, self._pool.stranded
         order: Iterator[SessionCache] = iter(())
-        while len(stranded) > host.free:
-            newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
+        while not host.fits(len(stranded), near := near_parts(stranded)):
+            # If it would not fit an empty host: spare the others.
+            newest = host.frames.count_needed(len(stranded), near) > host.slots
             session = next(reversed(self.hosted)) if newest else next(order, None)
             if session is None:
                 order = iter(self._host_order())

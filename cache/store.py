@@ -7,12 +7,15 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from cache.media_ids import uncut
+from cache.pages import near_ends
 from cache.pages import state as states
-from cache.pages.pool import PagePool
+from cache.pages.pool import PagePool, near_parts
 from cache.pages.prefix import PrefixIndexes
 from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
+from cache.pages.timeline_key import is_marked
 from cache.residency import Residency
 from cache.segments.chain import Owner
 from cache.tiers.archive import Archive
@@ -70,9 +73,9 @@ class SessionStore:
         """
         long = self.is_long(len(prompt))
         found, shared = self._index.match(tenant, long, prompt)
-        reach = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
+        reach = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
         named = self.find(tenant, name) if name is not None else None
-        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
+        own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
         return max(reach, own)
 
     def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None:
@@ -91,6 +94,21 @@ class SessionStore:
             if head is not None and stored > shared:
                 shared, ids = stored, head.shareable
         return shared, ids[shared] if shared < len(ids) else None
+
+    def first_token(self, tenant: str, name: str) -> int | None:
+        """The first token of what is cached or stored of the named session, as the cache knows it."""
+        session = self.find(tenant, name)
+        if session is not None:
+            return session.token_ids[0] if session.length else None
+        head = None if self.archive is None else self.archive.disk.head(Owner(tenant, name, True))
+        return None if head is None else next(iter(head.tip.timeline(1)[0]), None)
+
+    def is_of_other_weights(self, tenant: str, name: str, prompt: array[int]) -> bool:
+        """Whether what is cached or stored of the named session was computed with another adapter than ``prompt`` will
+        be, see ``TimelineKey``.
+        """
+        first = self.first_token(tenant, name)
+        return first is not None and first != prompt[0] and (is_marked(first) or is_marked(prompt[0]))
 
     def acquire(
         self,
@@ -125,16 +143,20 @@ class SessionStore:
         self.residency.start(session)
         self._cut(session, reused)
         off_device = self.pool.off_device(session.pages)
-        if not self.residency.make_room(len(off_device) + self._missing(session, len(prompt)), session.spared):
+        missing, near = self._missing_slots(session, len(prompt)), near_parts(off_device)
+        if not self.residency.make_room(missing + len(off_device), session.spared, missing + near):
             session.spared = ()
             self._keep(session) if known else self.discard(session)
+            if reuse and self._may_be_scattered:
+                return self.acquire(tenant, name, prompt, False, long, side, parent)
             return None
         self.pool.promote(off_device)
-        session.moved()
+        session.on_pages_moved()
         session.move(self.pool.device.device)
         session.checkpoint()
         session.token_ids = array("i", prompt)
-        session.asked, session.continued = len(prompt), session.continued or (known and reused > 0)
+        session.began, session.asked = session.length, len(prompt)
+        session.continued = session.continued or (known and reused > 0)
         self.reserve(session, len(prompt))
         self._index.put(tenant, long, session)
         if name is not None and named is not session:
@@ -148,7 +170,7 @@ class SessionStore:
         """Reserve pages for ``length`` tokens in all, and make the next one writable. False if running turns hold all
         the memory.
         """
-        missing = self._missing(session, length)
+        missing = self._missing_slots(session, length)
         if missing <= 0:
             return True
         if not self.residency.make_room(missing, session.spared):
@@ -158,7 +180,7 @@ class SessionStore:
             session.pages[at] = self.pool.unshare(session.pages[at])
             missing -= 1
         session.pages.extend(self.pool.alloc() for _ in range(missing))
-        session.moved()
+        session.on_pages_moved()
         self.residency.count(session)
         return True
 
@@ -245,13 +267,14 @@ class SessionStore:
         self.retention.announce(session.stop)
         off_device = self.pool.off_device(session.pages)
         if off_device:
-            if len(off_device) > self.residency.spare_pages(session.tenant):
+            near = near_parts(off_device)
+            if self.pool.device.frames.count_needed(len(off_device), near) > self.residency.spare_pages(session.tenant):
                 return False
             self.residency.start(session)
-            roomy = self.residency.make_room(len(off_device))
+            roomy = self.residency.make_room(len(off_device), near=near)
             if roomy:
                 self.pool.promote(off_device)
-                session.moved()
+                session.on_pages_moved()
                 session.move(self.pool.device.device)
                 self.retention.warmed += 1
             self._keep(session)
@@ -270,9 +293,9 @@ class SessionStore:
         """The session to run on and how many of its tokens to keep; a fork if the session with the longest prefix must
         not change.
         """
-        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
+        own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
         found, shared = self._index.match(tenant, long, prompt)
-        shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
+        shared = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
         if named is not None and named.long is long and own >= shared:
             return named, own
         if found is None or shared <= 0:
@@ -281,6 +304,15 @@ class SessionStore:
         if whole and found.name is None and not side:
             return found, shared
         return self._fork(found, shared, side), shared
+
+    def _reach(self, session: SessionCache, length: int) -> int:
+        """The longest length, at most ``length``, to which ``session`` can be rewound or forked and that lacks no keys
+        that a windowed layer sees. It ends in no medium.
+        """
+        length, windows, size = session.reach(length), self.pool.windows, self.pool.page_size
+        while windows is not None and not session.sees_all(length, windows, size):
+            length = uncut(session.token_ids, session.seen_reach(length, windows, size))
+        return length
 
     def _fork(self, trunk: SessionCache, length: int, side: bool = False) -> SessionCache:
         """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
@@ -294,6 +326,7 @@ class SessionStore:
         branch.saved, branch.saved_length = trunk.saved, trunk.saved_length
         branch.settle()
         self.pool.share(branch.pages)
+        near_ends.hold_seen(self.pool, branch, of_none=True)
         if self.stateful:
             branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
             branch.checkpoints = {at: state for at, state in trunk.checkpoints.items() if at <= length}
@@ -313,6 +346,14 @@ class SessionStore:
         session.long = long
         return session
 
+    @property
+    def _may_be_scattered(self) -> bool:
+        """Whether a turn that finds no room on its own would have found it with other pages: those of a session that
+        grew beside others can lie scattered over frames, of which the rest is of use for one part only.
+        """
+        writing = self.archive is not None and self.archive.write_behind.holds > 0
+        return self.pool.windows is not None and not self.residency.running and not writing
+
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def _keep(self, session: SessionCache) -> None:
@@ -329,13 +370,15 @@ class SessionStore:
         """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
         session.cut(length)
         keep = -(-length // self.pool.page_size)
+        near_ends.cut(self.pool, session, keep)
         if len(session.pages) > keep:
             self.pool.drop(session.pages[keep:], warm=True)
             del session.pages[keep:]
-            session.moved()
-            self.residency.count(session)
+            session.on_pages_moved()
+        near_ends.hold_seen(self.pool, session)
+        self.residency.count(session)
 
-    def _missing(self, session: SessionCache, length: int) -> int:
+    def _missing_slots(self, session: SessionCache, length: int) -> int:
         """How many device slots ``session`` needs to grow to ``length`` tokens."""
         lacking = -(-length // self.pool.page_size) - len(session.pages)
         return max(lacking, 0) + self._shares_next(session)

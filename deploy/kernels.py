@@ -34,7 +34,7 @@ def main() -> int:
     for flags in instruction_sets():
         with mock.patch.object(compiler, "_instructions", return_value=flags):
             for source in SOURCES:
-                print(compiler.built(source).name, *flags, flush=True)
+                print(compiler.build(source).name, *flags, flush=True)
     return 0
 
 

@@ -16,7 +16,7 @@ import sys
 import msgspec
 
 from scheduler.engine_config import EngineConfig
-from scheduler.import_savings import import_torch, leave_out_unused
+from scheduler.import_savings import callers_found_quickly, import_torch, leave_out_unused
 from scheduler.logs import JSON, NO_PROGRESS_BARS
 
 
@@ -31,7 +31,8 @@ def main() -> int:
     config = msgspec.json.decode(line, type=EngineConfig)
     set_environment(config)
     leave_out_unused(config)
-    from scheduler import process
+    with callers_found_quickly():
+        from scheduler import process
 
     gc.freeze()
     gc.enable()

@@ -5,6 +5,7 @@ Used by the engine process, and by ``warmturn doctor`` in the server's. Imports 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def memory_limit() -> int | None:
     names = ("memory.max", "memory.limit_in_bytes")
     texts = (_read(folder / name) for folder in _folders("memory") for name in names)
     return min((int(text) for text in texts if text.isdigit()), default=None)
+
+
+def physical_memory() -> int:
+    """Bytes of RAM that this process may use: the machine's, or what its cgroups allow if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total, memory_limit() or total)
 
 
 def _folders(controller: str) -> Iterator[Path]:

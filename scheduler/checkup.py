@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import cache
-from cache.compiler import NotBuilt, built
+from cache.compiler import NotBuilt, build
 from cache.errors import first_line
 from cache.memory import huge
 from scheduler import cores
@@ -74,7 +74,7 @@ def checkup() -> Checkup:
         threads=torch.get_num_threads(),
         processors=cores.processors(),
         bandwidth=_bandwidth(),
-        kernels={source.stem: _missing(source) for source in sources()},
+        kernels={source.stem: _find_missing(source) for source in sources()},
     )
 
 
@@ -113,9 +113,9 @@ def _bandwidth() -> float:
     return _READ / min(seconds)
 
 
-def _missing(source: Path) -> str | None:
+def _find_missing(source: Path) -> str | None:
     try:
-        built(source)
+        build(source)
     except NotBuilt as error:
         return str(error)
     return None

@@ -34,7 +34,8 @@ from scheduler.forward.trace import Trace
 from scheduler.logs import configure
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.memory import spare
-from scheduler.parallel.commands import (
+from scheduler.parallel.division import RankAddress, join
+from scheduler.parallel.rank_commands import (
     CopyPages,
     CreateTiers,
     FreeMemory,
@@ -43,7 +44,6 @@ from scheduler.parallel.commands import (
     PlainForward,
     SetMode,
 )
-from scheduler.parallel.division import RankAddress, join
 from scheduler.parallel.rank_link import RankLink
 from scheduler.parallel.rank_tiers import RankTiers
 from scheduler.parallel.session_view import SessionViews

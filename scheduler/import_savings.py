@@ -8,11 +8,14 @@ They are imported after all if something asks for them.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from scheduler import meta_kernels, model_names
@@ -22,7 +25,8 @@ from scheduler.engine_config import EngineConfig
 def import_torch() -> None:
     """Import torch as every engine needs it."""
     model_names.read_quickly()
-    meta_kernels.import_torch()
+    with callers_found_quickly():
+        meta_kernels.import_torch()
 
 
 def leave_out_unused(config: EngineConfig) -> None:
@@ -36,6 +40,29 @@ def leave_out_unused(config: EngineConfig) -> None:
         return
     torch.distributed.is_available = lambda: False  # asked before torch.distributed.tensor and .fsdp are imported
     _Dynamo(torch).enter()
+    with callers_found_quickly(), suppress(ImportError):
+        importlib.import_module(_Dynamo.apart)  # the probe would have it imported
+
+
+@contextmanager
+def callers_found_quickly() -> Iterator[None]:
+    """What registers an operator of torch while it is imported notes the file, line and module of its caller.
+    ``inspect`` looks for them through the files of all modules, and for lines of the source that nobody wants.
+    """
+    place, module = inspect.getframeinfo, inspect.getmodule
+
+    def place_of(frame: FrameType, context: int = 1) -> inspect.Traceback:
+        return inspect.Traceback(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None)
+
+    def module_of(object: Any, _filename: str | None = None) -> ModuleType | None:
+        named = object.f_globals.get("__name__") if isinstance(object, FrameType) else None
+        return sys.modules.get(named) if named is not None else module(object, _filename)
+
+    inspect.getframeinfo, inspect.getmodule = place_of, module_of  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        inspect.getframeinfo, inspect.getmodule = place, module
 
 
 class _Dynamo(ModuleType):
@@ -48,7 +75,7 @@ class _Dynamo(ModuleType):
     def __init__(self, torch: Any) -> None:
         super().__init__(self.name)
         self.torch = torch
-        self.finder = _Finder(self)
+        self.finder = _PackageFinder(self)
         self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
 
     def enter(self) -> None:
@@ -84,7 +111,7 @@ class _Dynamo(ModuleType):
         return fn
 
 
-class _Finder(MetaPathFinder):
+class _PackageFinder(MetaPathFinder):
     """A module of the package is about to be imported: that needs the package, which may have brought it."""
 
     def __init__(self, dynamo: _Dynamo) -> None:

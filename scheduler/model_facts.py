@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler.model_task import Task
 from scheduler.sampling_params import Generation
+from scheduler.speech_messages import SpeechFacts
 
 
 class WeightReading(msgspec.Struct, frozen=True):
@@ -62,6 +64,31 @@ class WeightRounding(msgspec.Struct, frozen=True):
         )
 
 
+class KvRounding(msgspec.Struct, frozen=True):
+    """What ``--kv-dtype`` changed: ``layers`` of the ``stored`` ones keep KV at a byte a number. Measured with made-up
+    tokens against exact KV: ``error`` of the logits, relative (root mean square), and the part of tokens whose
+    likeliest next one is the ``same``; None where it is not used, ``refused`` says why.
+    """
+
+    kv_dtype: str  # int8 | fp8
+    layers: int
+    stored: int
+    error: float | None
+    same: float | None
+    refused: str = ""
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        if self.error is None or self.same is None:
+            return f"--kv-dtype {self.kv_dtype} is not used, KV is exact: {self.refused}"
+        return (
+            f"KV is kept as {self.kv_dtype} in {self.layers} of {self.stored} layers: against exact KV logits differ "
+            f"by {self.error:.1%} (root mean square), and the likeliest token is the same for {self.same:.0%} of "
+            "made-up tokens"
+        )
+
+
 class CapturedGraphs(msgspec.Struct, frozen=True):
     """The decode steps that were captured as CUDA graphs at load, by their number of ``rows``. ``refused``: why some
     were not; empty if all were.
@@ -77,12 +104,52 @@ class CapturedGraphs(msgspec.Struct, frozen=True):
         return f"{told} ({len(self.rows)} captured)" + (f"; others do not: {self.refused}" if self.refused else "")
 
 
+class PictureMarks(msgspec.Struct, frozen=True):
+    """How prompts name pictures, or sounds. ``mark``: what the chat template writes for one; ``placeholder``: the token
+    that stands for each of its rows; ``way``: how rows enter the model, as measured; ``fingerprint`` of the processor.
+    """
+
+    mark: str
+    placeholder: int
+    way: str
+    fingerprint: str
+
+
+class AdapterFacts(msgspec.Struct, frozen=True):
+    """A loaded adapter. ``rank``: the highest; ``modules``: that it adds to; ``weight_bytes`` in memory; ``digest`` of
+    its weights and factors.
+    """
+
+    name: str
+    rank: int
+    modules: int
+    weight_bytes: int
+    digest: str
+
+
+class PoolingFacts(msgspec.Struct, frozen=True):
+    """Of a model that embeds or scores: it gives ``width`` numbers for an input. ``pooling``: of which of its hidden
+    states they are made, by the names of sentence-transformers; empty for scores. ``normalised``: the vectors have unit
+    length. ``pads``: inputs of different lengths share a forward, as measured. ``prompts`` are put before inputs, by
+    name. ``dimensions``: how many numbers are kept where a request does not say; 0: all.
+    """
+
+    width: int
+    pooling: tuple[str, ...] = ()
+    normalised: bool = False
+    pads: bool = True
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    dimensions: int = 0
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What the engine measured or read while loading; served by ``/v1/models/{id}``.
 
     ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
     accepts, ``mode`` the probe's verdict, ``kv_bytes_per_token`` over all layers,
-    ``weight_bytes`` as the weights are stored, quantised or not.
+    ``kv_bytes_by_length`` what a token takes on average in a session of that many tokens that keeps nothing that its
+    windowed layers do not see; ``weight_bytes`` as the weights are stored, quantised or not.
     With an ``encoder_decoder`` prompt and reply have a context each.
     """
 
@@ -106,6 +173,19 @@ class ModelFacts(msgspec.Struct, frozen=True):
     generation: Generation = Generation()
     crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
     unproven: str = ""  # why it could not be, for people
+    kv_bytes_by_length: dict[str, int] = {}
     weight_rounding: WeightRounding | None = None  # by --weights
+    kv_rounding: KvRounding | None = None  # by --kv-dtype
     weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them
     decode_graphs: CapturedGraphs | None = None  # on a GPU
+    pictures: PictureMarks | None = None  # if it takes pictures, or sounds: which, says ``media``
+    blind: str = ""  # why it takes none although it was made for them, for people
+    speech: SpeechFacts | None = None  # of a model that turns speech into text, and does nothing else
+    media: tuple[str, ...] = ()  # the kinds that it takes beside text: image, audio
+    own_context: int = 0  # the longest timeline that the model itself allows, in tokens; 0: unknown
+    licence: str = ""  # its name, as the model's card tells it
+    adapters: tuple[AdapterFacts, ...] = ()  # that were loaded with the model
+    mtp_layers: int = 0  # that predict several tokens ahead, by the configuration
+    mtp_idle: str = ""  # why they draft nothing, for people; empty: they draft
+    task: Task = "generate"
+    pooling: PoolingFacts | None = None  # of a model that generates nothing

@@ -2,7 +2,8 @@
 
 On import, transformers reads the source of all its models for the names that they export, and reads it again for
 ``transformers.models``. That takes most of a second in each process. This module makes it read them once and in a third
-of the time. It imports neither transformers nor torch.
+of the time, and keeps the result for later processes (``scheduler.kept_names``). It imports neither transformers nor
+torch.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from scheduler.kept_names import Names, keep_names
+
 READER = "transformers.utils.import_utils"
 
 
 def read_quickly() -> None:
     """From now on; nothing changes where transformers is imported already."""
-    if READER not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if READER not in sys.modules and not any(isinstance(finder, _NamesFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _NamesFinder())
 
 
-class _Finder(MetaPathFinder):
+class _NamesFinder(MetaPathFinder):
     """Finds the module that reads the names."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -55,6 +58,13 @@ class _Quick(Loader):
             return names
 
         def define_import_structure(path: Any, prefix: str | None = None) -> Any:
-            return structure(folder if Path(path) == folder / "__init__.py" else path, prefix=prefix)  # read and kept
+            if Path(path) not in (folder, folder / "__init__.py"):
+                return structure(path, prefix=prefix)
+
+            def read() -> Names:
+                names: Names = structure(folder, prefix=prefix)
+                return names
+
+            return keep_names(f"transformers-{prefix}.names", (str(folder), module.__file__), read)
 
         module.fetch__all__, module.define_import_structure = fetch__all__, define_import_structure

@@ -12,8 +12,6 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -21,30 +19,24 @@ import msgspec
 import torch
 import zmq
 
-from scheduler.accel.cpu import ways
-from scheduler.core.constraint import Grammars, grammar_tokenizer
+from scheduler.adapter_messages import LoadAdapter, UnloadAdapter
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
-from scheduler.core.limits import Limits
-from scheduler.core.model_drafter import ModelDrafter
-from scheduler.core.scheduler import Scheduler
 from scheduler.core.session_commands import SessionCommands
-from scheduler.core.sessions_index import SessionsIndex
-from scheduler.core.speculator import Speculator
-from scheduler.core.text import Vocabulary
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.logs import configure
-from scheduler.model.cuda_capture import CudaCapture
-from scheduler.model.decode_graphs import DecodeGraphs
-from scheduler.model.draft_model import divide_memory, load_draft_model
-from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
-from scheduler.model.measurement import describe
-from scheduler.model.memory import TooSmall, build_archive, build_store, spare
-from scheduler.model.runner import ModelRunner
-from scheduler.model_facts import CapturedGraphs, ModelFacts
+from scheduler.model.draft_model import load_draft_model
+from scheduler.model.loader import LoadFailed, load
+from scheduler.model.memory import TooSmall
+from scheduler.pooling.loader import load_pooler
+from scheduler.pooling.pooling_loop import PoolingLoop
+from scheduler.pooling.recipe import BadRecipe, PoolingRecipe, read_recipe
+from scheduler.pooling_messages import Pool, Pooled
 from scheduler.protocol import (
     AwaitTools,
     Cancel,
+    Expand,
     Export,
     Forget,
     FromEngine,
@@ -61,13 +53,17 @@ from scheduler.protocol import (
     ToEngine,
     Warm,
 )
+from scheduler.speech.loading import load_recogniser, transcribes
+from scheduler.speech.serving import serve
+from scheduler.speech.speech_core import SpeechCore
+from scheduler.speech_messages import Transcribe, Transcribed
 
 log = logging.getLogger("warmturn.engine")
 
 _HEARTBEAT_MS = 1000
 _BUSY_MS = 5  # while files are being read or written and no turn runs
 _CHECK_SECONDS = 60
-_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+_POOLING_TOKENS = {"cpu": 2048, "cuda": 16384}  # of a step that embeds
 
 
 class Channel:
@@ -108,101 +104,6 @@ class Channel:
         zmq.Context.instance().term()
 
 
-def build(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    draft: LoadedModel | None = None,
-    tell: Callable[[Loading], None] = lambda message: None,
-) -> tuple[EngineCore, ModelFacts]:
-    """The engine of a loaded model and its ``draft`` model, and what to tell the server about it. ``tell`` gets
-    progress. Raises ``TooSmall``.
-    """
-    device = loaded.model.device
-    drafter = None
-    if draft is not None:
-        total = config.kv_memory or spare(device, config.tensor_parallel)
-        config, small = divide_memory(config, total, loaded, draft)
-        drafter = build_drafter(small, draft, loaded)
-    followers = loaded.followers
-    store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold, followers)
-    store.skeleton = loaded.verdict.skeleton
-    identity = fingerprint(loaded)
-    if loaded.verdict.mode.caches:
-        store.attach(build_archive(config, store, identity))
-    pool = store.pool
-    # One page is kept for copy-on-write, so that the longest turn can always run alone.
-    room = (pool.device.slots - 1) * PAGE_SIZE
-    context = min(config.max_context or loaded.context, loaded.context, room)
-    if room < loaded.context and config.max_context is None:  # else the server tells that it is not what was asked for
-        log.warning("--kv-memory: the context is %d tokens, as no more fit; the model has %d", room, loaded.context)
-    embeddings = loaded.model.get_input_embeddings()
-    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
-    scheduler = Scheduler(
-        store,
-        max_running=config.max_running,
-        max_step_tokens=step_tokens,
-        max_queued=config.max_queued,
-        reuse=loaded.verdict.mode.caches,
-    )
-    graphs = None  # Python decides in every step how a threshold turns positions, and what other ranks are told
-    if device.type == "cuda" and loaded.rope.threshold is None and followers is None:
-        graphs = DecodeGraphs(loaded.verdict.mode, pool.device, config.max_running, context, CudaCapture())
-        graphs.capture_all(
-            tell=lambda done, count: tell(Loading(f"capturing CUDA graphs, {done} of {count}")),
-            used=partial(torch.cuda.memory_reserved, device),
-        )
-    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
-    vocabulary = Vocabulary(loaded.tokenizer)
-    width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
-    limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
-    grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
-    grammars.prepare()
-    speculator = None
-    if config.speculate != "off":
-        speculator = Speculator(SessionsIndex(store.residency.__contains__), context, store.stateful, drafter)
-    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator)
-    facts = ModelFacts(
-        architecture=type(loaded.model).__name__,
-        parameters=loaded.parameters,
-        weight_bytes=loaded.weight_bytes,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
-        device=str(device),
-        vocab_size=embeddings.num_embeddings,
-        max_context=context,
-        eos_token_ids=loaded.eos_token_ids,
-        mode=describe(loaded.verdict.mode),
-        probe=loaded.verdict.report,
-        layer_kinds=loaded.layer_kinds,
-        kv_bytes_per_token=loaded.verdict.token_bytes if followers is None else pool.device.token_bytes,
-        page_size=PAGE_SIZE,
-        pages=pool.device.slots,
-        fingerprint=identity,
-        encoder_decoder=bool(loaded.start),
-        tensor_parallel=config.tensor_parallel,
-        generation=loaded.generation,
-        crossed=loaded.verdict.crossed,
-        unproven=loaded.verdict.unproven,
-        weight_rounding=loaded.rounding,
-        weight_reading=ways.latest if device.type == "cpu" else None,
-        decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,
-    )
-    return engine, facts
-
-
-def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel) -> ModelDrafter:
-    """What proposes the draft model's tokens, with a store and tiers within the budgets of ``config``. Raises
-    ``TooSmall``.
-    """
-    store = build_store(config, draft.verdict, PAGE_SIZE, draft.model.device, draft.rope.threshold)
-    store.skeleton = draft.verdict.skeleton
-    store.attach(build_archive(config, store, fingerprint(draft)))
-    pool = store.pool
-    runner = ModelRunner(draft.verdict.mode, pool.device, draft.rope)
-    width = served.model.get_input_embeddings().num_embeddings
-    context = min(draft.context, (pool.device.slots - 1) * PAGE_SIZE)
-    return ModelDrafter(runner, store, width, context)
-
-
 class ServingLoop:
     """Steps, and between them the messages to and from the server: one a step, one a second while idle.
 
@@ -239,7 +140,7 @@ class ServingLoop:
         if outputs.deltas or not engine.stalled or now - self._sent_at >= 0.9 * _HEARTBEAT_MS / 1000:
             self._channel.send(outputs)
             self._sent_at = now
-        busy = any(archive.busy for archive in self._archives)
+        busy = any(archive.busy for archive in self._archives) or self._commands.media.busy
         waits = engine.idle and (step is None or not engine.overlaps)
         messages = self._channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
         self._received = len(messages)
@@ -263,7 +164,7 @@ class ServingLoop:
             self._checked_at = time.monotonic()
 
 
-def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> Refused | None:
+def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> Refused | Transcribed | Pooled | None:
     """Do what the server has asked for; the answer, where there is one at once."""
     match message:
         case Submit():
@@ -285,6 +186,16 @@ def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> R
             commands.export(message)
         case Import():
             commands.take_in(message)
+        case Expand():
+            commands.media.expand(message)
+        case LoadAdapter():
+            commands.adapters.load(message)
+        case UnloadAdapter():
+            commands.adapters.unload(message)
+        case Transcribe():
+            return Transcribed(message.request, error="This model does not turn speech into text.")
+        case Pool():
+            return Pooled(message.request, code="invalid_prompt", error="This model generates text.")
     return None
 
 
@@ -297,6 +208,38 @@ def _leave_with_the_server(loaded: Event) -> None:
             os._exit(0)
 
 
+def _recipe(config: EngineConfig) -> PoolingRecipe | None:
+    """How the model embeds or scores; None if it generates. Raises ``LoadFailed``."""
+    try:
+        return read_recipe(config.model)
+    except BadRecipe as error:
+        raise LoadFailed(f"cannot load {config.model!r}: {error}") from error
+
+
+def _serve_pooling(config: EngineConfig, recipe: PoolingRecipe, channel: Channel, loading: Event) -> int:
+    """Load and serve a model that embeds or scores; the exit status. Raises ``LoadFailed``."""
+    pooler, facts = load_pooler(config, recipe, channel.send)
+    loading.set()
+    log.info("it can %s; batches: %s; inputs of up to %d tokens", facts.task, facts.mode, facts.max_context)
+    gc.freeze()
+    channel.send(Ready(facts))
+    step_tokens = config.max_step_tokens or _POOLING_TOKENS[facts.device.partition(":")[0]]
+    PoolingLoop(pooler, channel, config.max_queued, step_tokens).run()
+    channel.close()
+    return 0
+
+
+def _serve_speech(config: EngineConfig, channel: Channel, loading: Event) -> int:
+    """The same for a model that turns speech into text."""
+    recogniser, facts = load_recogniser(config, channel.send)
+    loading.set()
+    gc.freeze()
+    channel.send(Ready(facts))
+    serve(SpeechCore(recogniser), channel)
+    channel.close()
+    return 0
+
+
 def main(config: EngineConfig) -> int:
     """Load, tell, serve; the exit status."""
     configure(config.log_format, config.log_level, "%(name)s: %(message)s")
@@ -304,12 +247,17 @@ def main(config: EngineConfig) -> int:
     loading = Event()
     Thread(target=_leave_with_the_server, args=(loading,), daemon=True).start()
     try:
+        if transcribes(config):
+            return _serve_speech(config, channel, loading)
+        recipe = _recipe(config)
+        if recipe is not None:
+            return _serve_pooling(config, recipe, channel, loading)
         loaded = load(config, channel.send)
         channel.send(Loading("reserving memory"))
         draft = None
         if config.draft_model is not None and config.speculate != "off":
             draft = load_draft_model(config, loaded, channel.send)
-        engine, facts = build(config, loaded, draft, channel.send)
+        engine, facts = build_engine(config, loaded, draft, channel.send)
     except (LoadFailed, TooSmall) as error:
         channel.send(ModelFailed(str(error)))
         channel.close()
@@ -321,7 +269,9 @@ def main(config: EngineConfig) -> int:
     gc.freeze()  # a collection that visits all of torch's objects blocks steps for a quarter of a second
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
-    commands = SessionCommands(engine.scheduler.store, facts.fingerprint, engine.drafter)
+    commands = SessionCommands(
+        engine.scheduler.store, facts.fingerprint, engine.drafter, engine.pictures, engine.adapters
+    )
     ServingLoop(engine, commands, channel).run()
     channel.close()
     if loaded.followers is not None:

@@ -2,7 +2,7 @@
 
 They are frozen msgspec structs, encoded as msgpack, without tensors or pickle. The server sends one message per
 request; the engine sends one ``StepOutputs`` per step. The server process imports this module too, so it imports no
-torch, and nothing of this project but the names of tiers, the sampling parameters and a tokenizer's parts.
+torch, and nothing of this project but other modules that both processes import.
 """
 
 from __future__ import annotations
@@ -12,22 +12,14 @@ from enum import StrEnum
 
 import msgspec
 
-from cache.tier import StopKind, Tier, TierHolding, TierStats
+from cache.tier import Tier, TierHolding, TierStats
+from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from scheduler.model_facts import ModelFacts
+from scheduler.pooling_messages import Pool, Pooled
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
+from scheduler.speech_messages import Transcribe, Transcribed
 from scheduler.tokenizer_parts import TokenizerParts
-
-# How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
-# with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
-GRAMMAR_LIMITS = {
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "max_items_in_row": 10_000,
-    "step_max_items": 200_000,
-    "max_lexer_states": 10_000,
-    "max_grammar_size": 500_000,
-}
-GRAMMAR_STACK = 256 << 20  # bytes of address space for a thread that compiles: it recurses once per nested rule
+from scheduler.turn_receipt import Receipt
 
 
 class FinishReason(StrEnum):
@@ -47,6 +39,7 @@ class DraftSource(StrEnum):
     HISTORY = "history"  # the session's own timeline
     SESSIONS = "sessions"  # other sessions of the tenant
     MODEL = "model"  # the draft model
+    HEADS = "heads"  # the model's own layers for multi-token prediction
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -64,8 +57,11 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     ``thinking`` limits how long the reply reasons (None: no limit).
     ``parent``: the session of the same tenant that waits for this turn (of a sub-agent), or that this one is a side
     call of: it is not evicted for this turn, and its age counts anew with it.
+    ``media``: the digests of the pictures whose media ids the prompt has, all of which have been expanded.
+    ``spare``: nobody waits for it: it runs in steps that no other turn needs, and gives its place to any.
     With ``speculate`` tokens may be drafted for it, which changes no token of the reply. ``prediction`` (int32, see
-    ``pack_ids``) is what the client expects the reply to be.
+    ``pack_ids``) is what the client expects the reply to be. ``adapter``: the name of the adapter with which the model
+    computes it; "": none.
     """
 
     turn: str
@@ -85,6 +81,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     parent: str | None = None
     speculate: bool = True
     prediction: bytes = b""
+    media: tuple[str, ...] = ()
+    spare: bool = False
+    adapter: str = ""
 
 
 class AwaitTools(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +107,7 @@ class Warm(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a turn: take it out of the batch; its KV stays cached."""
+    """Cancel a turn: take it out of the batch; its KV stays cached. Or the ``Pool`` of that request."""
 
     turn: str
 
@@ -160,52 +159,44 @@ class Import(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
+class MediaItem(msgspec.Struct, frozen=True):
+    """A picture: the SHA-256 of its bytes, hexadecimal, and the bytes, without which the engine may not know it."""
+
+    digest: str
+    data: bytes = b""
+
+
+class Expand(msgspec.Struct, frozen=True, tag=True):
+    """Ask by what pictures are replaced in a prompt. Answered by ``Expanded``."""
+
+    request: str
+    tenant: str
+    media: tuple[MediaItem, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End every turn as cancelled, write what is not on disk yet for at most ``flush_seconds``, exit with status 0."""
 
     flush_seconds: float = 0.0
 
 
-ToEngine = Submit | AwaitTools | Warm | Cancel | Forget | Pin | Inspect | Export | Import | Shutdown
-
-
-class Miss(StrEnum):
-    """Why a cached timeline could not be reused up to where the prompt leaves it."""
-
-    EVICTED = "evicted"  # no tier holds it any more
-    DAMAGED = "damaged"  # a file of it failed its checks
-    CHEAPER = "recompute_cheaper"  # loading would have taken longer than computing
-    NO_ROOM = "no_room"  # the device had no pages to load it into
-    NO_CHECKPOINT = "no_checkpoint"  # a recurrent state can only go back to a checkpoint
-    DIVERGED = "diverged"  # the prompt itself differs from what is cached
-
-
-class Receipt(msgspec.Struct, frozen=True):
-    """What was reused of a turn's prompt: ``cached`` tokens in all. ``loaded``: how many of these came from each tier
-    other than the device, if any; ``load_seconds``: the time of reading files.
-
-    ``miss``: why not more was reused, as far as the engine knows. ``expected``: the token id that the longest cached
-    timeline of this tenant has at position ``matched``, if the prompt has another one there. ``admitted``: the time of
-    admission by ``time.monotonic``, which all processes of a machine share. ``idle``: how long the conversation had
-    paused when this turn came, in seconds, and ``after`` what; None if it goes on from no turn that the engine knows.
-    """
-
-    prompt: int
-    cached: int
-    loaded: dict[Tier, int] = {}
-    load_seconds: float = 0.0
-    miss: Miss | None = None
-    matched: int = 0
-    expected: int | None = None
-    admitted: float | None = None
-    after: StopKind | None = None
-    idle: float | None = None
-
-    def reused(self, tier: Tier) -> int:
-        """Tokens of the prompt that were not computed because ``tier`` had them."""
-        if tier is Tier.DEVICE:
-            return max(0, self.cached - sum(self.loaded.values()))
-        return self.loaded.get(tier, 0)
+ToEngine = (
+    Submit
+    | AwaitTools
+    | Warm
+    | Cancel
+    | Forget
+    | Pin
+    | Inspect
+    | Export
+    | Import
+    | Expand
+    | LoadAdapter
+    | UnloadAdapter
+    | Transcribe
+    | Pool
+    | Shutdown
+)
 
 
 TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, log-probability
@@ -249,9 +240,9 @@ QUEUE_FULL = "Too many requests are waiting; try again later."
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A turn that was not admitted. ``code``: queue_full, session_busy, context_length_exceeded, invalid_prompt or
-    invalid_grammar; the last one is told while the turn waits, or when its grammar allows nothing behind what the reply
-    says.
+    """A turn that was not admitted. ``code``: queue_full, session_busy, context_length_exceeded, model_not_found,
+    invalid_prompt or invalid_grammar; the last one is told while the turn waits, or when its grammar allows nothing
+    behind what the reply says.
     """
 
     turn: str
@@ -287,6 +278,10 @@ class Stats(msgspec.Struct, frozen=True):
     drafted: dict[str, int] = {}  # tokens drafted, by ``DraftSource``, since the engine started
     accepted: dict[str, int] = {}  # drafted tokens that were accepted
     warmed: int = 0  # announced sessions that were brought to the device
+    pictures_encoded: int = 0  # encoder passes, since the engine started
+    encoder_seconds: float = 0.0  # that these took, or that sounds were heard for
+    windows: int = 0  # of sounds that were heard
+    pooled: int = 0  # texts and pairs that were embedded or scored
 
     def tier(self, tier: Tier) -> TierStats:
         """What a tier holds; nothing where there is no such tier."""
@@ -356,11 +351,29 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
     reason: str | None = None
 
 
-Answer = Inspected | Exported | Imported
+class ExpandedMedium(msgspec.Struct, frozen=True):
+    """A picture in a prompt: its ``text`` stands in place of the mark that the template has written, and its media
+    ``ids`` (int32, see ``pack_ids``) in place of the placeholders that this text has as tokens. ``error``: why it
+    cannot be used, a sentence for the client; then there is nothing else.
+    """
 
-FromEngine = (
-    StepOutputs | Refused | Loading | TokenizerRead | Ready | ModelFailed | Forgotten | Inspected | Exported | Imported
-)
+    digest: str
+    text: str
+    ids: bytes
+    error: str = ""
+
+
+class Expanded(msgspec.Struct, frozen=True, tag=True):
+    """``unknown``: the digests of those whose bytes are needed."""
+
+    request: str
+    media: tuple[ExpandedMedium, ...]
+    unknown: tuple[str, ...] = ()
+
+
+Answer = Inspected | Exported | Imported | Expanded | AdapterLoaded | Transcribed | Pooled
+
+FromEngine = StepOutputs | Refused | Loading | TokenizerRead | Ready | ModelFailed | Forgotten | Answer
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -4,103 +4,90 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
-from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
 from server.api import routers
 from server.api.anthropic.diagnostics import DiagnosticsTable
 from server.api.responses.background import BackgroundResponses
 from server.api.sessions.transfers import Transfers
-from server.chat.template import UNMEASURED, Stability
-from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
-from server.chat.tokenizer import ChatTokenizer
+from server.batches.batch_runner import BatchRunner
+from server.batches.inner_request import ask
+from server.batches.storage import BatchStorage
 from server.dispatch import Dispatch
-from server.engine.engine import Engine
 from server.http import error_responses, page_routes
 from server.http.body import only_known_parameters
 from server.http.body_memory import BodyMemory
 from server.log.session_log import SessionLog
+from server.media.media_reader import MediaReader
+from server.media.sound_reader import SoundReader
 from server.middleware.access import Access, LastResort
 from server.middleware.auth import Guard, Hosts, Keyring
 from server.middleware.cors import Cors
 from server.middleware.key_file import KeyFile
 from server.middleware.overload import Overload, TurnRoutes
+from server.models.registry import ModelRegistry
 from server.telemetry import traces
 from server.telemetry.vllm_names import VllmNames
-from server.turns.context import LINE_SECONDS, ServerContext
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from server.media.fetching import Fetcher
 
 
 def create_app(
-    engine: Engine,
+    models: ModelRegistry,
     log: SessionLog,
-    tokens: ChatTokenizer,
     *,
-    served_name: str,
     api_keys: Mapping[str, str],
     key_file: KeyFile | None = None,
     transfers: Transfers,
-    template: Stability = UNMEASURED,
-    thinking: ThinkingDefaults = UNLIMITED,
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
     ignore_unknown: bool = False,
+    adapter_folder: Path | None = None,
     vllm_names: bool = False,
-    line_seconds: int = LINE_SECONDS,
-    aliases: Collection[str] = (),
-    any_model: bool = True,
     ollama: bool = True,
+    sharing: bool = False,
     tracer_provider: TracerProvider | None = None,
+    fetcher: Fetcher | None = None,
+    batches: BatchStorage | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key; ``key_file`` has further ones. Without both, every
     client is tenant "default" and needs no key, and the Host header must be an IP address, localhost or one of
     ``allowed_hosts``. Web pages of ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of
-    bodies are ignored instead of refused. ``line_seconds``, ``aliases``, ``any_model``: see ServerContext.
-    ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's
-    environment variables say where spans are sent. ``thinking``: the default limit on reasoning. ``ollama``: whether
-    Ollama's API is served too.
+    bodies are ignored instead of refused. ``vllm_names``: ``/metrics`` also has vLLM's metric names. ``ollama``:
+    whether Ollama's API is served too; ``sharing``: whether links to sessions can be made and read.
+    ``tracer_provider``: where spans go; it is closed with the app. ``fetcher`` downloads media; None: nothing is
+    downloaded. ``batches``: where files and batches are; None: they are not served.
+    ``adapter_folder``: below which adapters may be loaded over HTTP; None: none may.
     """
-    own = traces.provider_of_environment() if tracer_provider is None else None
-    provider = tracer_provider or own
-    app = App(
-        title="warmturn",
-        docs_url=None,  # both pages load scripts from elsewhere
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would repeat the client's Host header
-        lifespan=lifespan,
-        telemetry={
-            "tracer_provider": provider,
-            "exclude": traces.untraced,
-            "auto_configure": False,
-            "logs": False,  # they would hold what clients sent
-            "operation_spans": False,
-        },
-        responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
-    )
-    context = ServerContext(
-        engine,
-        log,
-        tokens,
-        served_name,
-        template,
-        thinking,
-        tracer=traces.tracer(provider),
-        line_seconds=line_seconds,
-        aliases=frozenset(aliases),
-        any_model=any_model,
-    )
-    context.metrics.log_opened(log.salvage, log.older)
-    app.state.context = context
+    app = empty_app(tracer_provider)
+    models.first.metrics.log_opened(log.salvage, log.older)
+    app.state.models = models
     app.state.background = BackgroundResponses(log)
     app.state.diagnostics = DiagnosticsTable()
     if vllm_names:
-        context.metrics.registry.register(VllmNames(context.metrics, served_name))
+        for model in models.models:
+            model.metrics.registry.register(VllmNames(model.metrics, model.name))
     app.state.transfers = transfers
-    app.state.telemetry = own
+    app.state.media_reader = MediaReader(log.media.get, fetcher)
+    app.state.sounds = SoundReader()
+    app.state.telemetry = tracer_provider
     app.state.ignore_unknown = ignore_unknown
+    app.state.adapter_folder = adapter_folder
     app.state.bodies = BodyMemory()
-    endpoints = [*routers(without=() if ollama else ("ollama",))]
+    keyring = Keyring(api_keys, key_file)
+    app.state.batches = None if batches is None else BatchRunner(batches.records, batches.files, keyring.find)
+    if batches is not None:
+        log.holdings.beside = batches.files.bytes_of
+    parts = {"ollama": ollama, "sharing": sharing, "batches": batches is not None}
+    endpoints = [*routers(without=[name for name, wanted in parts.items() if not wanted])]
     for router in endpoints:
         app.include_router(router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page_routes.router)
@@ -109,13 +96,33 @@ def create_app(
     turns = TurnRoutes(route for router in endpoints for route in router.routes)
 
     def before(rest: ASGIApp) -> ASGIApp:
-        admitted = Overload(Dispatch(rest, turns), engine, turns)
-        guard = Guard(admitted, Keyring(api_keys, key_file), Hosts(allowed_hosts), allowed_origins)
-        access = Access(guard, context.metrics)
+        app.state.dispatch = Dispatch(rest, turns, models)
+        admitted = Overload(app.state.dispatch, models, turns)
+        guard = Guard(admitted, keyring, Hosts(allowed_hosts), allowed_origins)
+        access = Access(guard, models.first.metrics)
         return Cors(access, allowed_origins) if allowed_origins else access
 
     app.before = before
     return app
+
+
+def empty_app(tracer_provider: TracerProvider | None) -> App:
+    """The app without its parts."""
+    return App(
+        title="warmturn",
+        docs_url=None,  # both pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host header
+        lifespan=lifespan,
+        telemetry={
+            "tracer_provider": tracer_provider,
+            "exclude": traces.is_untraced,
+            "auto_configure": False,
+            "logs": False,  # they would hold what clients sent
+            "operation_spans": False,
+        },
+        responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
+    )
 
 
 class App(FastAPI):
@@ -129,8 +136,25 @@ class App(FastAPI):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """At shutdown, ends background responses and sends the last spans."""
+    """Begins batches. At shutdown, ends them, background responses, turns and the check of pictures, and sends the last
+    spans.
+    """
+    begin_batches(app)
     yield
+    if app.state.batches is not None:
+        await app.state.batches.close()
+    await app.state.models.context().running.close()
     await app.state.background.close()
+    await app.state.media_reader.close()
+    await app.state.sounds.close()
     if app.state.telemetry is not None:
         await traces.close(app.state.telemetry)
+
+
+def begin_batches(app: FastAPI) -> None:
+    """Go on with the batches that are not over; their requests take the way of others from behind the keys."""
+    if app.state.batches is None:
+        return
+    if app.middleware_stack is None:
+        app.middleware_stack = app.build_middleware_stack()
+    app.state.batches.start(partial(ask, app, app.state.dispatch), app.state.models.free_for)

@@ -44,6 +44,9 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
 
             return keys(config)
         if isinstance(config, ServeConfig):
+            from server.import_savings import leave_out_unused
+
+            leave_out_unused()
             from server.serve import serve
 
             return serve(config, launcher)

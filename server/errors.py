@@ -9,7 +9,7 @@ Messages never repeat what the client sent. ``server.http.error_responses`` make
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -35,7 +35,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(HTTPException):
-    """An answer in OpenAI's error shape. ``param`` names the field at fault, as in ``messages[0].role``."""
+    """An answer in OpenAI's error shape. ``param`` names the field at fault, as in ``messages[0].role``. ``kind`` is
+    its ``type``; None: that of its status.
+    """
 
     def __init__(
         self,
@@ -45,12 +47,13 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(status, detail=message, headers=dict(headers or {}))
-        kind = KINDS.get(status, INVALID if status < 500 else "server_error")
+        kind = kind or KINDS.get(status, INVALID if status < 500 else "server_error")
         self.body = ErrorBody(ErrorInfo(message, kind, param, code))
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The body as JSON."""
         return msgspec.json.encode(self.body)
 
@@ -67,3 +70,18 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def unavailable(message: str, retry_after: int, code: str = "engine_unavailable") -> ApiError:
     """A 503 with a Retry-After header, in seconds."""
     return ApiError(503, message, code=code, headers={"retry-after": str(max(1, retry_after))})
+
+
+def dotted_path(path: Sequence[str | int]) -> str | None:
+    """A location as OpenAI writes it: ``messages[0].content``. None if it contains a name that is not a known field."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.startswith("<"):  # the tag of a union's branch
+            continue
+        elif NAME.match(part):
+            text += f".{part}" if text else part
+        else:
+            return None
+    return text or None

@@ -99,7 +99,7 @@ class Housekeeper:
     async def _tell(self) -> None:
         self._told.clear()
         await self._bury()
-        for tenant, session, until in await self._log.pinned(time.time()):
+        for tenant, session, until in await self._log.find_pinned(time.time()):
             self._engine.pin(tenant, session, until)
 
     async def _bury(self) -> None:

@@ -19,7 +19,8 @@ def look_for(model: str) -> None:
     files downloaded earlier are used at once. Does nothing behind a proxy, or if offline mode is set already.
     """
     proxied = any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
-    if Path(model).exists() or OFFLINE in os.environ or proxied:
+    missing = model.endswith(".gguf") and model.count("/") != 2  # a file: on the hub it is OWNER/REPOSITORY/FILE
+    if missing or Path(model).exists() or OFFLINE in os.environ or proxied:
         return
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     say(f"looking for {model} at {endpoint}; what has to be downloaded is kept for the next time")

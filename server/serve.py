@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import Server
 
+from server.config.model_list import model_list
 from server.config.serve_options import ServeConfig
 from server.config.usage_error import UsageError
 from server.engine.engine import EngineFailed
@@ -48,7 +49,8 @@ def serve(config: ServeConfig, launcher: EngineLauncher) -> int:
     without_torch()
     gc.disable()  # until ``seldom_collected``: what is imported stays
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
-        look_for(config.source)
+        for entry in model_list(config):
+            look_for(entry.config.source)
         if not config.has_keys and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -70,7 +72,7 @@ class Service:
     async def run(self) -> int:
         """Serve until a signal. Returns the exit status."""
         for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._told_to_stop)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         async with AsyncExitStack() as stack:
             await self._instance.start(stack)
             server = self._http_server()
@@ -94,13 +96,13 @@ class Service:
 
     async def _load(self, stack: AsyncExitStack) -> None:
         """Let the app in, and say so. Raises EngineFailed or UsageError."""
-        facts = await self._instance.loaded(stack)
-        say(f"serving {self._config.name} at {url(self._listener)} ({summary(facts)})", result=True)
+        facts = await self._instance.wait_until_loaded(stack)
+        say(f"serving {self._instance.models.first.name} at {url(self._listener)} ({summary(facts)})", result=True)
 
-    def _told_to_stop(self) -> None:
+    def _on_signal(self) -> None:
         """The first signal ends the server in order, the second one at once; committed turns are safe either way."""
         if self._stop.is_set():
-            self._instance.engine.kill()
+            self._instance.kill()
             os._exit(1)
         say("stopping; a second signal stops at once")
         self._stop.set()
@@ -116,7 +118,7 @@ class Service:
         await http
 
 
-class HttpServer(uvicorn.Server):
+class HttpServer(Server):
     """Uvicorn without its signal handlers: ours also stop the engine and set the exit status."""
 
     @contextmanager

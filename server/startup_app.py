@@ -36,12 +36,12 @@ class StartupApp:
 
 async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        await _loading(scope)(scope, receive, send)
+        await _answer_loading(scope)(scope, receive, send)
     elif scope["type"] == "websocket":
         await error_response(unavailable(LOADING, RETRY_AFTER), scope)(scope, receive, send)
 
 
-def _loading(scope: Scope) -> Response:
+def _answer_loading(scope: Scope) -> Response:
     if scope["path"] == "/health/live":
         return JSONResponse({"status": "ok"})
     if scope["path"] == "/health":

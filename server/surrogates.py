@@ -16,14 +16,14 @@ ESCAPE = re.compile(
 UNFINISHED = re.compile(r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z")
 
 
-def mended(text: str) -> str:
+def mend(text: str) -> str:
     r"""A JSON text in which no half of a pair is escaped: ``\ufffd`` stands in its place. Any other text stays."""
     if "\\u" not in text:
         return text
     return ESCAPE.sub(lambda found: found[0] if found[1] is None else r"\ufffd", text)
 
 
-def settled(text: str) -> int:
+def settled_length(text: str) -> int:
     """How many leading characters of a streamed JSON text ``mended`` can be applied to: all but a trailing escape that
     is incomplete or whose second half may still come.
     """
@@ -38,7 +38,7 @@ def settled(text: str) -> int:
 
 def read(text: str) -> Any:
     """``json.loads``, with lone surrogates replaced. Raises ValueError and RecursionError."""
-    return json.loads(mended(text))
+    return json.loads(mend(text))
 
 
 def without(text: str) -> str:

@@ -34,7 +34,7 @@ def without_torch() -> None:
 def read_tokenizer(model: str) -> Any:
     """The tokenizer of a hub id, folder or GGUF file. Raises what transformers raises."""
     if Path(model).suffix == ".gguf":
-        return _converted(model, "scheduler.weights.gguf_tokenizer")
+        return _convert(model, "scheduler.weights.gguf_tokenizer")
     if sys.modules.get("torch", True) is not None:
         return _read(model)
     advised = os.environ.get(ADVICE)
@@ -43,7 +43,7 @@ def read_tokenizer(model: str) -> Any:
         return _read(model)
     except ImportError:
         log.info(f"the tokenizer of {model} cannot be loaded without torch: loading it in a separate process")
-        return _converted(model, "server.torchless")
+        return _convert(model, "server.torchless")
     finally:
         os.environ.pop(ADVICE)
         if advised is not None:
@@ -56,7 +56,7 @@ def _read(model: str) -> Any:
     return AutoTokenizer.from_pretrained(model)
 
 
-def _converted(model: str, module: str) -> Any:
+def _convert(model: str, module: str) -> Any:
     """The tokenizer as another process, which runs ``module``, has read and saved it. Raises ImportError with what that
     process says."""
     root = Path(__file__).resolve().parent.parent

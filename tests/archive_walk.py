@@ -381,7 +381,7 @@ class Walk:
             self.failing, self.away = {}, 0.0
         archive = self.kit.archive
         until = time.monotonic() + 60
-        while archive.busy or (not failing and (archive.remover.left or self.disk.obsolete)):
+        while archive.busy or (not failing and (archive.remover.left or self.disk.space.obsolete)):
             archive.poll()
             time.sleep(0.0005)
             assert time.monotonic() < until, "no end"
@@ -400,7 +400,7 @@ class Walk:
         there = {path.name for path in self._files()}
         assert known - there <= self.touched
         assert there - known <= self.touched
-        assert self.disk.obsolete_bytes == 0
+        assert self.disk.space.obsolete_bytes == 0
         for segment in self.disk._known:
             ids, mask = segment.timeline()
             assert segment.after == timeline_hash(ids.tobytes(), bytes(mask))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync --disable-dev-shm-usage""".split()
 PARTS = "html, .drawer, .sidebar, .scroll, .conversations, .turns, .detail, .detail-body, .live"
+AT_REST = """() => document.getAnimations().every(
+  (one) => one.playState !== "running" || one.effect.getTiming().iterations === Infinity)"""
 SECONDS = 60.0  # for anything, on a machine that has much else to do
 
 
@@ -116,3 +119,15 @@ def desk_at(chromium: Browser, server: ServerProcess, **how: Any) -> Iterator[De
     yield made
     context.close()
     made.is_well()
+
+
+def violations(desk: Desk) -> list[Any]:
+    """What axe finds that is serious."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    desk.tab.wait_for_function(AT_REST)  # what fades in has little contrast at first
+    found = axe.run(desk.tab).response["violations"]
+    return [
+        (rule["id"], [node["html"] for node in rule["nodes"]])
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+    ]

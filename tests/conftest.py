@@ -9,38 +9,50 @@ from collections.abc import Generator, Iterator
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("SSL_CERT_FILE", None)  # each client of HTTP reads all certificates that it trusts, 25 ms: here, none
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 import pytest
 import torch
 from postgres_server import PostgresServer, installed, postgres_server
+from server_process import ServerProcess
 
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
 LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
-    "tests/test_equality_over_http.py",
     "tests/scheduler/core/test_equality.py",
-    "tests/scheduler/accel/gpu/test_compiled.py",
-    "tests/server/test_garbage_collection.py",
-    "tests/server/test_drain.py",
-    "tests/test_demo_server.py",
     "tests/ui/test_page.py",
+    "tests/test_demo_server.py",
+    "tests/scheduler/accel/gpu/test_compiled.py",
+    "tests/scheduler/core/test_speculation.py",
     "tests/ui/test_talk.py",
-    "tests/server/api/test_bad_input.py",
-    "tests/cache/tiers/test_archive.py",
-    "tests/server/cli/test_command_line.py",
-    "tests/server/api/sessions/test_routes.py",
-    "tests/test_slow_clients.py",
-    "tests/test_tensor_parallel_server.py",
-    "tests/cache/tiers/test_archive_fuzz.py",
-    "tests/ui/test_drafts.py",
-    "tests/test_kinds_over_http.py",
-    "tests/scheduler/parallel/test_tensor_parallel.py",
-    "tests/architectures/test_sample.py",
+    "tests/server/log/recovery/test_salvage.py",
+    "tests/test_equality_over_http.py",
     "tests/scheduler/accel/cpu/test_fusion_models.py",
-    "tests/server/cli/doctor/test_doctor_model.py",
-    "tests/crash/test_smoke.py",
+    "tests/scheduler/parallel/test_tensor_parallel.py",
+    "tests/test_tensor_parallel_server.py",
+    "tests/server/media/test_hostile.py",
+    "tests/ui/test_running.py",
+    "tests/server/cli/test_command_line.py",
+    "tests/scheduler/model/test_probe.py",
+    "tests/server/test_drain.py",
+    "tests/ui/test_drafts.py",
+    "tests/architectures/test_sample.py",
     "tests/cluster/test_nginx.py",
+    "tests/crash/test_smoke.py",
+    "tests/server/test_demo_model.py",
+    "tests/scheduler/accel/cpu/test_linear.py",
     "tests/scheduler/test_process.py",
+    "tests/scheduler/test_import_savings.py",
+    "tests/scheduler/media/test_seeing.py",
+    "tests/scheduler/accel/cpu/test_matrix.py",
+    "tests/scheduler/model/test_packed_checkpoint.py",
+    "tests/scheduler/core/test_sampling.py",
+    "tests/test_slow_clients.py",
+    "tests/test_kinds_over_http.py",
+    "tests/scheduler/model/test_loader.py",
     "tests/test_bench_gpu.py",
+    "tests/server/cli/doctor/test_doctor_model.py",
+    "tests/server/api/test_bad_input.py",
 )
 
 
@@ -77,6 +89,20 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip("PostgreSQL is not installed here: Debian's package is called postgresql")
     with postgres_server(programs) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def demo_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with the demo model and no flags. Ask for ``demo_server``."""
+    with ServerProcess(None, tmp_path_factory.mktemp("demo")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def demo_server(demo_process: ServerProcess) -> Iterator[ServerProcess]:
+    """The same server for every module that wants a plain one; each leaves it without sessions."""
+    yield demo_process
+    demo_process.forget_sessions()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 import torch
 from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
+from cache.memory.codec import Codec
+from cache.memory.frames import UNDIVIDED
 from cache.memory.tier import MemoryTier
+from cache.memory.tier import divide as divided_as
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
-from cache.segments.codec import Codec
 from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
@@ -26,6 +29,8 @@ from cache.tiers.remote import RemoteTier
 from cache.tiers.restore_rates import RestoreRates
 from cache.tiers.segment_store import SegmentStore
 from scheduler.accel.cpu.linear import pack
+from scheduler.accel.cpu.packing import Packing
+from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
@@ -34,13 +39,16 @@ from scheduler.core.scheduler import Scheduler
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
+from scheduler.forward.modes import language_model
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
+from scheduler.model.kv_rounding import rounded_shapes
 from scheduler.model.measurement import describe
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
-from scheduler.protocol import Cancel, Delta, FinishReason, Receipt, Refused, StepOutputs, Submit, pack_ids
+from scheduler.protocol import Cancel, Delta, FinishReason, Refused, StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
+from scheduler.turn_receipt import Receipt
 
 PAGE = 4  # small, so that short tests cross many pages
 END = 258
@@ -71,10 +79,16 @@ def verdict_on(name: str) -> Verdict:
     """What the probe says of a tiny model; its mode is removed again: a kit installs it for each of its steps."""
     model = model_of(name)
     layers = read_layers(model.config.get_text_config(decoder=True))
-    verdict = probe(model, layers, PAGE, rope_of(name), packing=pack(model))
+    verdict = probe(model, layers, PAGE, rope_of(name), packing=packing_of(name))
     verdict.mode.remove()
     assert describe(verdict.mode) == MODES[name], verdict.report
     return verdict
+
+
+@cache
+def packing_of(name: str) -> Packing:
+    """The model's packed weights."""
+    return pack(model_of(name))
 
 
 @cache
@@ -132,26 +146,45 @@ class Kit:
         remote_space: int | None = None,
         nearer: Callable[[str], SegmentStore] | None = None,
         share: float = 1.0,
+        kept: tuple[str, ...] = (),
         overlaps: bool = False,
         speculates: bool = False,
+        divided: bool = False,
+        kv: Codec = Codec.EXACT,
     ) -> None:
-        """``folder``: of a disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote
-        one, for a fingerprint. ``overlaps``: steps run as on a GPU; what is in
-        ``meanwhile`` is called once while one is under way.
+        """``divided``: windowed layers have parts of pages of their own, if the model has such layers. ``folder``: of a
+        disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote one, for a
+        fingerprint. ``kv``: how KV is kept in memory. ``overlaps``: steps run as on a GPU; what is in ``meanwhile`` is
+        called once while one is under way.
         """
         self.meanwhile: list[Callable[[], Any]] = []
+        self.name = name
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
         cpu = torch.device("cpu")
-        self.pool = PagePool(MemoryTier(pages, PAGE, cpu, verdict_on(name).shapes), MemoryTier(host_pages, PAGE, cpu))
+        shapes = verdict_on(name).shapes
+        if kv is not Codec.EXACT:
+            shapes = rounded_shapes(self.mode, shapes, kv)
+        windows = self.mode.windows if divided else None
+        split = divided_as(shapes, windows.layers, PAGE) if windows is not None else UNDIVIDED
+        below = shapes if split.near else None
+        if split.near:  # as many frames as those pages would take
+            page = PAGE * sum(shape.nbytes for shape in shapes.values())
+            pages, host_pages = pages * page // split.nbytes, host_pages * page // split.nbytes
+        self.pool = PagePool(
+            MemoryTier(pages, PAGE, cpu, shapes, division=split),
+            MemoryTier(host_pages, PAGE, cpu, below, division=split),
+            windows,
+        )
         self.rope = rope_of(name)
         budget = state_budget if self.mode.stateful else None
         self.store = SessionStore(self.pool, budget, self.rope.threshold, share)
         self.store.skeleton = verdict_on(name).skeleton
-        self.fingerprint = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+        served = name if kv is Codec.EXACT else f"{name} {kv}"
+        self.fingerprint = hashlib.blake2b(served.encode(), digest_size=16).hexdigest()
         if folder is not None:
-            disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
+            disk = DiskTier(folder, self.fingerprint, disk_space, share=share, kept=kept)
             lower = [] if nearer is None else [nearer(self.fingerprint)]
             if remote is not None:
                 lower.append(RemoteTier(remote, self.fingerprint, remote_space))
@@ -167,13 +200,12 @@ class Kit:
         )
         vocabulary = Vocabulary(make_tokenizer())
         start = first_tokens(self.model) if self.model.config.is_encoder_decoder else ()
-        limits = Limits(min(context, (pages - 1) * PAGE), 259, start)
+        limits = Limits(min(context, self.pool.room), 259, start)
         runner = OverlappingRunner if overlaps else ModelRunner
-        self.runner = runner(self.mode, self.pool.device, self.rope)
+        self.adapters = AdapterSet(self.model, language_model(self.model), packing_of(name))
+        self.runner = runner(self.mode, self.pool.device, self.rope, adapters=self.adapters)
         self.grammars = byte_grammars()
-        self.speculator = Speculator(
-            SessionsIndex(self.store.residency.__contains__), limits.context, self.store.stateful
-        )
+        self.speculator = Speculator(SessionsIndex(self.store), limits.context, self.store.stateful)
         drafts = self.speculator if speculates else None
         self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars, drafts)
         self.refused: dict[str, Refused] = {}
@@ -202,6 +234,8 @@ class Kit:
         parent: str | None = None,
         prediction: list[int] | None = None,
         speculate: bool = True,
+        spare: bool = False,
+        adapter: str = "",
     ) -> str:
         """Submit a turn, greedy unless told otherwise; returns its id."""
         self._sent += 1
@@ -224,6 +258,8 @@ class Kit:
             parent=parent,
             speculate=speculate,
             prediction=pack_ids(prediction or []),
+            spare=spare,
+            adapter=adapter,
         )
         refused = self.engine.submit(request)
         if refused is not None:
@@ -232,11 +268,19 @@ class Kit:
 
     def step(self) -> None:
         """One step, its outputs taken in, its invariants checked."""
+        with self._installed():
+            self._step()
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
         self.mode.install()
         try:
-            outputs = self.engine.step(self._deliver)
+            yield
         finally:
             self.mode.remove()
+
+    def _step(self) -> None:
+        outputs = self.engine.step(self._deliver)
         for delta in outputs.deltas:
             self.outcomes[delta.turn].add(delta)
         self.refused |= {refused.turn: refused for refused in self.engine.take_refusals()}
@@ -249,12 +293,13 @@ class Kit:
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left."""
-        while not self.engine.idle:
-            self.step()
-            if self.engine.stalled:
-                time.sleep(0.001)  # as the engine process does: something is being read
-            limit -= 1
-            assert limit, "the engine does not come to an end"
+        with self._installed():
+            while not self.engine.idle:
+                self._step()
+                if self.engine.stalled:
+                    time.sleep(0.001)  # as the engine process does: something is being read
+                limit -= 1
+                assert limit, "the engine does not come to an end"
 
     def ask(self, prompt: list[int], count: int = 8, **options: Any) -> Outcome:
         """One turn from beginning to end."""

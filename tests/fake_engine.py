@@ -11,18 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 
+from cache.media_ids import media_ids
 from cache.tier import Tier, TierHolding
+from scheduler.adapter_messages import AdapterLoaded
 from scheduler.core.thinking import ThinkingState
-from scheduler.model_facts import ModelFacts
+from scheduler.model_facts import AdapterFacts, ModelFacts, PictureMarks, PoolingFacts
+from scheduler.pooling_messages import Pooled, PoolInput
 from scheduler.protocol import (
     Delta,
+    Expanded,
+    ExpandedMedium,
     Exported,
     FinishReason,
     Imported,
     Inspected,
-    Receipt,
+    MediaItem,
     Stats,
     Submit,
     TokenLogprob,
@@ -30,6 +36,8 @@ from scheduler.protocol import (
     unpack_ids,
 )
 from scheduler.sampling_params import ThinkingBudget
+from scheduler.speech_messages import SpeechFacts, SpokenPart, Transcribe, Transcribed
+from scheduler.turn_receipt import Receipt
 from server.chat.tokenizer import ChatTokenizer
 from server.engine.engine import EngineDied, EngineUnavailable, State, TurnRefused
 from server.engine.mailbox import Mailbox
@@ -52,6 +60,48 @@ FACTS = ModelFacts(
     pages=128,
     fingerprint="f" * 32,
 )
+
+
+PICTURE_ROWS = 5
+SEEING = structs.replace(FACTS, media=("image",), pictures=PictureMarks("<image>", 0, "scripted", "f" * 32))
+
+LISTENING = structs.replace(
+    FACTS, mode="speech to text", task="transcribe", speech=SpeechFacts(16_000, 2.0, ("de", "en"), True, True, True, 8)
+)
+
+
+def spoken(window: Transcribe) -> Transcribed:
+    """Two parts of a second each, or one of what there is, and what was asked for."""
+    seconds = len(window.samples) / 32_000
+    half = min(1.0, seconds / 2)
+    parts = (
+        SpokenPart(0.0, half, " Hello there.", (1, 2), -0.25, 0.125),
+        SpokenPart(half, 2 * half, " Goodbye.", (3,), -0.25, 0.125),
+    )
+    return Transcribed(window.request, parts, 2 * half, window.language or "en")
+
+
+EMBEDDING = structs.replace(
+    FACTS, max_context=24, task="embed", pages=0, page_size=1, kv_bytes_per_token=0,
+    pooling=PoolingFacts(8, ("mean",), True, True, {"query": "q: ", "document": ""}),
+)  # fmt: skip
+SCORING = structs.replace(EMBEDDING, task="score", pooling=PoolingFacts(1))
+
+
+def vector_of(one: PoolInput, width: int) -> list[float]:
+    """See ``FakeEngine.pool``."""
+    if width == 1:
+        return [sum(one.types) / max(1, len(one.types))]
+    made = np.array(
+        [sum(i * (n + 1) % (7 + place) for n, i in enumerate(unpack_ids(one.ids))) for place in range(width)]
+    )
+    vector: list[float] = (made / np.linalg.norm(made)).tolist()
+    return vector
+
+
+def expansion_of(digest: str) -> ExpandedMedium:
+    """What stands for a picture: the demo model's token 0, some times."""
+    return ExpandedMedium(digest, PICTURE_ROWS * "<|endoftext|>", media_ids(digest, PICTURE_ROWS).tobytes())
 
 
 class FakeEngine:
@@ -89,14 +139,49 @@ class FakeEngine:
         self.pinned: dict[tuple[str, str], float] = {}
         self.kv: dict[tuple[str, str], list[bytes]] = {}
         self.import_reason: str | None = None
+        self.pictures: dict[str, set[str]] = {}  # by tenant: the digests that it knows
         self.call_failure: Exception | None = None  # of inspect, export and import_
         self.exported: list[bytes] = []  # the timelines that were asked for
+        self.heard: list[Transcribe] = []  # windows of sounds
+        self.hears: Callable[[Transcribe], Transcribed] = spoken
+        self.adapters: dict[str, str] = {}  # folders by name
+        self.adapter_error = ""  # why it loads none
+        self.spare = False  # the last one of these
+        self.pooled: list[tuple[str, list[PoolInput]]] = []  # tenants and inputs of requests for vectors
         self.receipts: list[Receipt] = []  # of the next turns; later ones are made of what was seen before
         self.running: set[str] = set()
         self._tokens = tokens
         self._timelines: list[tuple[str, list[int]]] = []
         self._turns: dict[str, tuple[Submit, Mailbox]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
+        """Note it, unless it is to fail."""
+        if self.adapter_error:
+            return AdapterLoaded("r", error=self.adapter_error)
+        self.adapters[name] = folder
+        return AdapterLoaded("r", AdapterFacts(name, 8, 2, 64, "d" * 32))
+
+    def unload_adapter(self, name: str) -> None:
+        """Note it."""
+        del self.adapters[name]
+
+    async def pool(self, tenant: str, inputs: Sequence[PoolInput], spare: bool = False) -> Pooled:
+        """Vectors of unit length that differ with the ids; for a model that scores, the share of the second text."""
+        self.pooled.append((tenant, [*inputs]))
+        self.spare = spare
+        if self.call_failure is not None:
+            raise self.call_failure
+        if self.pause_after is not None:
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append("pool")
+                raise
+        assert self.facts is not None
+        assert self.facts.pooling is not None
+        rows = [vector_of(one, self.facts.pooling.width) for one in inputs]
+        return Pooled("", np.array(rows, "<f4").tobytes())
 
     def state(self) -> State:
         """Loading until there are facts, stopping once it drains."""
@@ -120,6 +205,35 @@ class FakeEngine:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return turn
+
+    @property
+    def in_hand(self) -> int:
+        """Turns that run."""
+        return len(self.running)
+
+    def prepare(self) -> None:
+        """It is no process."""
+
+    async def start(self) -> None:
+        """It has no model."""
+
+    async def wait_ready(self) -> ModelFacts:
+        assert self.facts is not None
+        return self.facts
+
+    async def tokenizer(self) -> None:
+        """It hands over none."""
+
+    def drain(self) -> None:
+        self.draining = True
+
+    async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
+        """Refuse turns from now on."""
+        self.draining = True
+        self.facts = None
+
+    def kill(self) -> None:
+        self.draining = True
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
         """Whom ``full_for`` names."""
@@ -171,6 +285,21 @@ class FakeEngine:
         turns = (request for request, turn in self._turns.values() if turn.name in self.running)
         running = any((request.tenant, request.session) == (tenant, session) for request in turns)
         return Inspected("", {Tier.DEVICE: TierHolding(tokens, 64 * tokens)} if tokens else {}, running)
+
+    async def expand(self, tenant: str, media: Sequence[MediaItem]) -> Expanded:
+        """Each picture is ``PICTURE_ROWS`` rows; its text is as many placeholders."""
+        known = self.pictures.setdefault(tenant, set())
+        known |= {item.digest for item in media if item.data}
+        made = [expansion_of(item.digest) for item in media if item.digest in known]
+        return Expanded("", tuple(made), tuple(item.digest for item in media if item.digest not in known))
+
+    async def transcribe(self, window: Transcribe) -> Transcribed:
+        """What ``hears`` says of it."""
+        self.heard.append(window)
+        if self.call_failure is not None:
+            raise self.call_failure
+        await asyncio.sleep(0)
+        return self.hears(window)
 
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """Write the files of ``kv``; the folder is made by it, as by the engine."""

@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cache.attention.backend import Signature
 from cache.attention.triton import TritonBackend, TritonPlan
-from cache.memory.tier import MemoryTier
+from cache.memory.tier import MemoryTier, divide
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
+from cache.pages.pool import Page
 from scheduler.model.cuda_capture import Step
 
 
@@ -43,11 +44,12 @@ class TritonDouble:
     ) -> None:
         """What kernels/paged.py says that it does. No launch is an operation of torch's."""
         with _disable_current_modes():
-            self._attend(plan, layer, step.tier, source, query, scores, out)
+            self._attend(plan, plan.tables[step.is_near(layer)], layer, step.tier, source, query, scores, out)
 
     def _attend(
         self,
         plan: TritonPlan,
+        table: torch.Tensor,
         layer: AttentionLayer,
         tier: MemoryTier,
         source: int,
@@ -68,7 +70,7 @@ class TritonDouble:
                 for token in range(tokens):
                     seen, position = torch.arange(begin, end), int(plan.positions[row]) + token
                     seen = seen[(seen >= layer.first_key(position)) & (seen <= position)]
-                    slots = plan.table[span, seen // tier.page_size].long()
+                    slots = table[span, seen // tier.page_size].long()
                     if plan.flags is not None:
                         flagged = seen < plan.flags.shape[1]
                         shown = plan.flags[span, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
@@ -87,6 +89,30 @@ class TritonDouble:
                     mine = [parts.pop(first + n * launch.tokens)[0] for n in range(count)]
                     out[row] = together(mine, scores.sinks).to(out.dtype)
             assert not parts
+
+
+def near_step(step: PackedStep, layer: AttentionLayer) -> PackedStep:
+    """``step`` of layer 0 over pages in two parts: ``layer`` 0 is their near part, and sessions hold of it only what
+    they see. All other memory is NaN.
+    """
+    old, size = step.tier, step.tier.page_size
+    shapes = {0: old.shapes[0], 1: old.shapes[0]}
+    tier = MemoryTier(2 * old.slots, size, old.device, shapes, division=divide(shapes, {0}, size))
+    assert tier.near_layers
+    for pool in tier.pools.values():
+        pool.fill_(float("nan") if pool.is_floating_point() else 255)
+    for span in step.spans:
+        slots, session = span.session.slots.tolist(), span.session
+        tier.alloc(near=True)  # slots of the two parts are different numbers
+        first = layer.first_key(span.start) // size
+        session.pages = [
+            Page(tier, tier.alloc(), tier.alloc(near=True) if at >= first else -1) for at in range(len(slots))
+        ]
+        session.on_pages_moved()
+        for at in range(first, len(slots)):
+            for mine, theirs in ((tier.keys[0], old.keys[0]), (tier.values[0], old.values[0])):
+                mine[session.pages[at].near] = theirs[slots[at]]
+    return PackedStep([(span.session, span.size) for span in step.spans], tier)
 
 
 def together(parts: list[tuple[torch.Tensor, torch.Tensor]], sinks: torch.Tensor | None) -> torch.Tensor:

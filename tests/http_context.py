@@ -8,6 +8,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +17,23 @@ from typing import Any, Concatenate, ParamSpec
 import httpx
 from fake_engine import FakeEngine
 from fastapi import FastAPI
+from starlette.routing import BaseRoute, Route
 
 import server.app
 from server.api.sessions.transfers import Transfers
+from server.batches.storage import BatchStorage
 from server.chat.tokenizer import ChatTokenizer
 from server.log.session_log import SessionLog
+from server.models.offered_model import OfferedModel
+from server.models.registry import ModelRegistry
+from server.models.room import ModelRoom
+from server.telemetry import traces
+from server.turns.context import ServerContext
 
 P = ParamSpec("P")
 MODEL = "demo"
 HOST = "warm"
+OF_CONTEXT = {"template", "thinking", "line_seconds", "aliases", "any_model"}
 MAX_CAPSULE = 1 << 20  # bytes
 PATIENCE = 20.0  # seconds until a test that hangs fails
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the log's fsyncs cost nothing there
@@ -42,12 +51,34 @@ def reply_ids() -> list[int]:
     return demo_tokens().encode("Hello there, friend.", special=False)
 
 
+@functools.cache
+def empty_log() -> bytes:
+    """The file of a log that was opened once: making its tables takes as long as a whole request."""
+    with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
+        path = Path(folder) / "log.sqlite"
+        with ThreadPoolExecutor(1) as apart:  # of the event loop that may run in this thread
+            apart.submit(lambda: asyncio.run(SessionLog(path).close())).result()
+        return path.read_bytes()
+
+
 @dataclass
 class Site:
+    """``context`` is that of the only model; it can be replaced."""
+
     app: FastAPI
     engine: FakeEngine
     log: SessionLog
     http: httpx.AsyncClient
+
+    @property
+    def context(self) -> ServerContext:
+        context = self.app.state.models.first.context
+        assert isinstance(context, ServerContext)
+        return context
+
+    @context.setter
+    def context(self, context: ServerContext) -> None:
+        self.app.state.models.first.context = context
 
     async def chat(self, path: str = "/v1/chat/completions", headers: Any = None, **body: Any) -> httpx.Response:
         """POST a chat; messages default to one hello."""
@@ -58,26 +89,59 @@ class Site:
         return await self.http.post("/v1/completions", json={"prompt": "Once", **body}, headers=headers)
 
 
+ROUTERS: dict[tuple[int, ...], list[BaseRoute]] = {}  # of apps, by the routers that they include
+
+
+def share_routers(app: FastAPI) -> None:
+    """Give an app the included routers of the first one like it: each app makes its own endpoints of them at its first
+    requests, which takes longer than the rest of a test.
+    """
+    routes = app.router.routes
+    own = sum(isinstance(route, Route) for route in routes)  # which are the first ones
+    key = tuple(id(getattr(route, "original_router", route)) for route in routes[own:])
+    routes[own:] = ROUTERS.setdefault(key, routes[own:])
+
+
+def only_model(engine: FakeEngine, log: SessionLog, tokens: ChatTokenizer, **parts: Any) -> ModelRegistry:
+    """A registry with one loaded model. ``parts`` are for its ServerContext."""
+    aliases, any_model = parts.pop("aliases", ()), parts.pop("any_model", False)
+    context = ServerContext(engine, log, tokens, MODEL, aliases=frozenset(aliases), any_model=any_model, **parts)
+    return ModelRegistry([OfferedModel.of_engine(engine, context)], ModelRoom(1), any_model=any_model)
+
+
 @asynccontextmanager
-async def site(api_keys: Mapping[str, str] | None = None, tokens: ChatTokenizer | None = None, **parts: Any) -> Any:
-    """A Site that is taken down again; ``tokens``: the demo model's. ``parts`` are for ``create_app``."""
+async def site(
+    api_keys: Mapping[str, str] | None = None,
+    tokens: ChatTokenizer | None = None,
+    storage: Path | None = None,
+    **parts: Any,
+) -> Any:
+    """A Site that is taken down again; ``tokens``: the demo model's. ``parts`` are for the model's context and for
+    ``create_app``. ``storage``: the folder of files and batches, which do not run before ``begin_batches``.
+    """
     tokens = tokens or demo_tokens()
     with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
-        log = SessionLog(Path(folder) / "log.sqlite")
+        path = Path(folder) / "log.sqlite"
+        path.write_bytes(empty_log())
+        log = SessionLog(path)
         engine = FakeEngine(tokens)
+        provider = parts.pop("tracer_provider", None) or traces.provider_of_environment()
+        of_context = {name: parts.pop(name) for name in OF_CONTEXT & parts.keys()}
         app = server.app.create_app(
-            engine,
+            only_model(engine, log, tokens, tracer=traces.tracer(provider), **of_context),
             log,
-            tokens,
-            served_name=MODEL,
             api_keys=api_keys or {},
             transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
             allowed_hosts=[HOST],
-            **{"any_model": False, **parts},
+            tracer_provider=provider,
+            batches=BatchStorage(storage or Path(folder)),
+            **parts,
         )
+        share_routers(app)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as http:
             yield Site(app, engine, log, http)
+        await app.state.batches.close()
         await log.close()
 
 

@@ -10,7 +10,7 @@ from http_context import Site
 from template_styles import HERMES, tokens_with
 
 from scheduler.protocol import Submit, unpack_ids
-from server.turns.side_calls import LINE
+from server.turns.side_call_counts import LINE
 
 hermes = functools.partial(tokens_with, HERMES)  # it leaves reasoning out of all replies but the last
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel
-from scheduler.process import build
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 
 def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
     """``count`` greedy tokens a prompt, side by side."""
-    engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
+    engine, _ = build_engine(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
     for number, prompt in enumerate(prompts):
         stopping = Stopping(max_tokens=count, ignore_eos=True)
         engine.submit(Submit(str(number), "a", pack_ids(prompt), None, Sampling(temperature=0.0), stopping))

@@ -121,10 +121,36 @@ def sqlite(path: Path, *statements: str) -> list[Any]:
     return rows
 
 
+def as_format_9(path: Path) -> None:
+    """Take back what format 10 has brought."""
+    sqlite(path, "DROP TABLE shares", "UPDATE log_format SET version = 9")
+
+
+def as_format_8(path: Path) -> None:
+    """Take back what formats 9 and 10 have brought."""
+    as_format_9(path)
+    sqlite(path, "DROP TABLE key_usage", "UPDATE log_format SET version = 8")
+
+
+def as_format_7(path: Path) -> None:
+    """Take back what formats 8 to 10 have brought."""
+    drops = (
+        "TRIGGER message_texts_added",
+        "TRIGGER message_texts_removed",
+        "TABLE message_words",
+        "TABLE message_texts",
+    )
+    as_format_8(path)
+    sqlite(path, *(f"DROP {name}" for name in drops), "UPDATE log_format SET version = 7")
+
+
 def as_format_4(path: Path) -> None:
-    """Take back what formats 5 and 6 have brought."""
+    """Take back what formats 5 to 10 have brought."""
+    as_format_7(path)
     sqlite(
         path,
+        "DROP TABLE media_refs",
+        "DROP TABLE media",
         "ALTER TABLE turns DROP COLUMN receipt",
         "DROP TABLE leases",
         "DROP TABLE heartbeats",

@@ -17,9 +17,9 @@ from engine_kit import Eager, Outcome
 from tiny_models import greedy, model_of, save_model
 
 from cache.tiers.archive import Archive
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, load
-from scheduler.process import build
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
@@ -30,7 +30,7 @@ class Driver:
     """Turns through an engine of a loaded model, on one rank or several. One at a time for each ``loaded``."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        self.engine, self.facts = build(config, loaded)
+        self.engine, self.facts = build_engine(config, loaded)
         self.store = self.engine.scheduler.store
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         if self.store.archive is not None:

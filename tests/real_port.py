@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
-from http_context import HOST, Site, site
+from http_context import HOST, PATIENCE, Site, site
 from starlette.types import ASGIApp
 
 from server.http.connection import HttpConfig
 from server.serve import HttpServer, listening
 
 MOST = 64  # connections
+P = ParamSpec("P")
 
 
 @dataclass
@@ -103,3 +105,24 @@ def request(path: str, body: bytes = b"", method: str = "POST", *headers: str) -
     if body or method == "POST":
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def on_a_port(**parts: Any) -> Callable[[Callable[Concatenate[Port, P], Awaitable[None]]], Callable[P, None]]:
+    """Make a test of a coroutine function whose first parameter is a Port; ``parts`` are for its site, or functions
+    that make them.
+    """
+
+    def decorate(test: Callable[Concatenate[Port, P], Awaitable[None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            async def within() -> None:
+                made = {name: part() if callable(part) else part for name, part in parts.items()}
+                async with port(**made) as opened:
+                    await asyncio.wait_for(test(opened, *args, **kwargs), PATIENCE)
+
+            asyncio.run(within())
+
+        del run.__wrapped__
+        return run
+
+    return decorate

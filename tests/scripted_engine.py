@@ -42,7 +42,6 @@ from scheduler.protocol import (
     ModelFailed,
     Pin,
     Ready,
-    Receipt,
     Refused,
     Shutdown,
     Stats,
@@ -51,6 +50,7 @@ from scheduler.protocol import (
     ToEngine,
     unpack_ids,
 )
+from scheduler.turn_receipt import Receipt
 
 COMMAND = (sys.executable, "-P", __file__)
 

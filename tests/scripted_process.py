@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 import scripted_engine
 
 from scheduler.engine_config import EngineConfig
-from scheduler.protocol import Delta, Receipt, Submit, pack_ids
+from scheduler.protocol import Delta, Submit, pack_ids
 from scheduler.sampling_params import Stopping
+from scheduler.turn_receipt import Receipt
 from server.engine.engine import TurnStream
 from server.engine.engine_process import EngineProcess
 from server.engine.launcher import EngineLauncher

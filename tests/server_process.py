@@ -68,6 +68,13 @@ class ServerProcess:
         assert len(engines) == 1, children
         return int(engines[0])
 
+    def forget_sessions(self) -> None:
+        """Delete all sessions, also those whose turns are still running."""
+        with httpx.Client(base_url=self.url, timeout=60) as client:
+            while found := client.get("/v1/sessions", params={"limit": 100}).json()["data"]:
+                for one in found:
+                    client.delete(f"/v1/sessions/{one['id']}").raise_for_status()
+
     def metric(self, name: str, **labels: str) -> float:
         """One value of ``/metrics``."""
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():

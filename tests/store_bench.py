@@ -50,7 +50,7 @@ class Bench:
         data = torch.tensor(numbers, dtype=torch.float64).reshape(1, 1, -1, 1)
         for layer in (0, 2):
             self.pool.device.write(layer, index, data + layer, -data)
-        session.fed(count)
+        session.on_fed(count)
         self.check()
 
     def grow(self, session: SessionCache, tokens: list[int]) -> bool:

@@ -22,7 +22,9 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("verb", api_page.REQUESTS)
 def test_every_endpoint_of_the_document_has_its_section_and_every_parameter_its_line(verb: str) -> None:
     section = api_page.page().split(f"## {verb}\n")[1].split("\n## ")[0]
-    assert set(api_page.asked(api_page.REQUESTS[verb])) <= set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE))
+    assert set(api_page.request_parameters(api_page.REQUESTS[verb])) <= set(
+        re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+    )
 
 
 @served()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import modules_page
-from tools.modules_page import drawing, imported_folders, page
+from tools.modules_page import draw_imports, imported_folders, page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -23,13 +23,13 @@ def test_every_module_has_its_line() -> None:
 def test_arrows_that_others_imply_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = {"cache/a": {"cache/b", "cache/c"}, "cache/b": {"cache/c"}, "cache/c": set[str]()}
     monkeypatch.setattr(modules_page, "imported_folders", lambda: graph)
-    assert [line.strip() for line in drawing().splitlines() if "-->" in line] == [
+    assert [line.strip() for line in draw_imports().splitlines() if "-->" in line] == [
         "cache_a --> cache_b",
         "cache_b --> cache_c",
     ]
     graph["cache/c"].add("cache/b")
     with pytest.raises(SystemExit, match="cache/b, cache/c"):
-        drawing()
+        draw_imports()
 
 
 def test_imports_between_folders_are_found() -> None:

@@ -17,6 +17,8 @@ from cache.attention.packed_attention import PackedAttention
 from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
 from cache.attention.triton import triton_backend
 from cache.attention.varlen import varlen_backend
+from cache.memory.codec import Codec
+from cache.memory.record_kernel import record_kernel
 from cache.memory.stream import HostCopy, put
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
@@ -62,6 +64,17 @@ def test_the_kernel_over_pages_is_right(
         assert backend.fits(Signature(shape, heads, dim, dtype, capped, sinks, chunked))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FP8])
+def test_records_are_stored_and_read(dtype: torch.dtype, codec: Codec) -> None:
+    backend = triton_backend(CUDA)
+    assert backend is not None
+    shape = PageShape(8, 128, 8, 128, dtype, codec=codec)
+    assert shape.key is not None
+    assert record_kernel(shape.key, dtype, CUDA) is not None  # it stores what torch stores
+    assert backend.fits(Signature(shape, 32, 128, dtype, False, False, False))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_torchs_flash_kernels_are_right(dtype: torch.dtype, sinks: bool) -> None:
@@ -98,7 +111,7 @@ def test_pages_go_to_the_host_and_back() -> None:
         pool.release_warm(moved)
         pool.demote()
         for tensor in pool.device.pools.values():  # the slots are others' now
-            tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
+            tensor[[slot for slot in range(900) if slot in pool.device.frames._free]] = float("nan")
         for page in rng.sample(moved, 20):
             there = pool.host.gather(transfer.rows_of([page], PAGE, 0, PAGE))
             at = pages.index(page) * PAGE

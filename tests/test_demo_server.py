@@ -18,6 +18,7 @@ import pytest
 from server_process import ServerProcess
 
 Message = dict[str, Any]
+NAMED = {"X-Session-ID": "paris", "X-Session-Create": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_full_history_reuses_all_but_at_most_one_token(server: ServerProcess) ->
     known = 0  # tokens of the last prompt and reply
     for text in ("I live in Paris.", "Add rice to my shopping list.", "My pet is called Rex.", "Where do I live?"):
         messages.append(user(text))
-        answer = ask(server, {"messages": messages}, **{"X-Session-ID": "paris"})
+        answer = ask(server, {"messages": messages}, **NAMED)
         usage = answer["usage"]
         assert known - 1 <= usage["prompt_tokens_details"]["cached_tokens"] <= max(known, 7)
         known = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -76,8 +77,8 @@ def test_full_history_reuses_all_but_at_most_one_token(server: ServerProcess) ->
 
 def test_an_edited_message_rewinds(server: ServerProcess) -> None:
     first = [user("My name is Emma."), {"role": "assistant", "content": "Nice to meet you, Emma!"}]
-    one = ask(server, {"messages": [*first, user("My favorite color is blue.")]}, **{"X-Session-ID": "emma"})
-    two = ask(server, {"messages": [*first, user("What is my name?")]}, **{"X-Session-ID": "emma"})
+    one = ask(server, {"messages": [*first, user("My favorite color is blue.")]}, **{**NAMED, "X-Session-ID": "emma"})
+    two = ask(server, {"messages": [*first, user("What is my name?")]}, **{**NAMED, "X-Session-ID": "emma"})
     assert two["choices"][0]["message"]["content"] == "Your name is Emma."
     assert 0 < two["usage"]["prompt_tokens_details"]["cached_tokens"] < one["usage"]["prompt_tokens"]
 

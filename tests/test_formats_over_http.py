@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,9 +24,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": Tru
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data")) as running:
-        yield running
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 def ask(server: ServerProcess, **body: Any) -> Any:

@@ -23,15 +23,23 @@ RULES = {
 
 # What both processes need, and what imports nothing of ours but each other.
 DOORS = (
+    "cache.media_ids",
     "cache.tier",
     "scheduler.cgroups",
+    "scheduler.adapter_messages",
     "scheduler.engine_config",
     "scheduler.extras",
+    "scheduler.kept_names",
     "scheduler.model_names",
     "scheduler.logs",
     "scheduler.model_facts",
+    "scheduler.model_task",
+    "scheduler.grammar_limits",
+    "scheduler.pooling_messages",
     "scheduler.protocol",
+    "scheduler.turn_receipt",
     "scheduler.sampling_params",
+    "scheduler.speech_messages",
     "scheduler.tokenizer_parts",
 )
 
@@ -148,13 +156,15 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
-    "cache": "errors tier files compiler memory segments pages attention tiers residency store inventory",
-    "scheduler": "sampling_params model_facts engine_config tokenizer_parts protocol logs cgroups extras model_names "
-    "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu forward parallel model core process "
-    "follower __main__",
-    "server": "errors config workers daemon_thread surrogates torchless log constraints schemas chat engine telemetry "
-    "hub http middleware turns lines api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic "
-    "api.ollama api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
+    "cache": "errors tier media_ids files compiler memory segments pages attention tiers residency store inventory",
+    "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
+    "engine_config tokenizer_parts grammar_limits turn_receipt protocol logs cgroups extras kept_names model_names "
+    "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu adapters media forward parallel model "
+    "sessionless speech pooling core engine_assembly process follower __main__",
+    "server": "errors config durable_files workers daemon_thread surrogates torchless import_savings media log "
+    "constraints schemas chat engine telemetry hub http middleware turns models lines batches api.ops api.openai "
+    "api.embeddings api.sessions api.sharing api.stored_chats api.responses api.anthropic api.ollama api.batches "
+    "api.audio api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
 }
 UNITS = [f"{top}.{name}" for top, names in ORDER.items() for name in names.split()]
 
@@ -210,3 +220,24 @@ def circle_of(graph: dict[str, set[str]]) -> list[str]:
         if kept == left:
             return sorted(left)
         left = kept
+
+
+def test_a_sub_package_says_what_it_owns_imports_and_never_knows() -> None:
+    packages = [name for name in MODULES if name.endswith("/__init__.py") and name.count("/") > 1]
+    docstrings = {name: ast.get_docstring(MODULES[name]) or "" for name in packages if name != "server/api/__init__.py"}
+    parts = ("\n\nOwns: ", "\n\nMay import: ", "\n\nNever knows: ")
+    assert [name for name, docstring in docstrings.items() if not all(part in docstring for part in parts)] == []
+
+
+def test_a_file_has_at_most_400_lines() -> None:
+    lines = {name: (ROOT / name).read_text(encoding="utf-8").count("\n") for name in MODULES}
+    assert not {name: count for name, count in lines.items() if count > 400}
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    files: dict[str, list[str]] = {}
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(name)
+    assert not {name: places for name, places in files.items() if len(places) > 1}

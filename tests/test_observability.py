@@ -201,12 +201,14 @@ def test_every_metric_of_ours_is_shown_somewhere_or_is_known_not_to_be(observed:
     ours = {name for name in families if name.startswith("warmturn_") and "_engine_process_" not in name}
     assert ours - shown == {
         "warmturn_model_info",
-        "warmturn_accepted_draft_tokens",
         "warmturn_device_evictions",
-        "warmturn_draft_tokens",
         "warmturn_line_requests",
         "warmturn_retention_hold_seconds",
         "warmturn_prefetches",
+        "warmturn_pictures_encoded",
+        "warmturn_windows_heard",
+        "warmturn_encoder_seconds",
+        "warmturn_pooled_inputs",
         "warmturn_think_time_seconds",
         "warmturn_log_salvaged_sessions",
         "warmturn_session_saves",

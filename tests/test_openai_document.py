@@ -6,7 +6,6 @@ in a body makes it a stream: then the name is that of its events. To add a case,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +65,7 @@ def wrong(path: str, body: Any, status: int, param: str | None = None, method: s
     return Case(method, path, body, status, "ErrorResponse", param)
 
 
+NAMED = (("X-Session-ID", "doc-header"), ("X-Session-Create", "true"))
 GOOD = [
     chat(),
     chat(messages=TALK),
@@ -94,7 +94,7 @@ GOOD = [
     chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}, ours=True),
     chat(stream=True, session_id="doc-stream", ours=True),
     Case("POST", "/v1/sessions/doc-path/chat/completions", {"messages": HI, "max_tokens": 4}, ours=True),
-    Case("POST", CHAT, {"messages": HI, "max_tokens": 4}, headers=(("X-Session-ID", "doc-header"),), ours=True),
+    Case("POST", CHAT, {"messages": HI, "max_tokens": 4}, headers=NAMED, ours=True),
     completion(),
     completion(prompt=["One", "Two"]),
     completion(prompt=[5, 6, 7]),
@@ -136,7 +136,8 @@ BAD = [
     wrong(COMPLETIONS, {"prompt": "x", "stop": [""]}, 400, "stop"),
     wrong(CHAT, [], 400),
     wrong(f"{MODELS}/nobody", None, 404, "model", "GET"),
-    wrong("/v1/embeddings", {"input": "x", "model": "m"}, 404),
+    wrong("/v1/embeddings", {"input": "x", "model": "m"}, 400, "model"),
+    wrong("/v1/moderations", {"input": "x", "model": "m"}, 404),
     wrong("/v1/images/generations", {"prompt": "x"}, 404),
     wrong(CHAT, None, 405, method="PUT"),
     wrong(MODELS, None, 405, method="DELETE"),
@@ -145,9 +146,8 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data")) as running:
-        yield running
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 def test_the_table_is_long_enough_and_no_row_is_twice() -> None:
@@ -162,7 +162,7 @@ def test_the_pinned_copy_is_what_the_tool_writes() -> None:
     pinned = PINNED.read_text(encoding="utf-8")
     if f"openai {openai.__version__}," not in pinned:
         pytest.skip("made from another version of the package: python -m tools.openai_schema")
-    assert openai_schema.written(openai_schema.from_package()) == pinned
+    assert openai_schema.write_schema(openai_schema.from_package()) == pinned
 
 
 @pytest.mark.parametrize("case", [case for case in GOOD if case.body and not case.ours], ids=str)

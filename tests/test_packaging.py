@@ -106,6 +106,12 @@ def test_what_needs_a_gpu_runs_where_nothing_can_be_installed(target: str, tmp_p
     assert (ROOT / (module[2] or f"{module[1].replace('.', '/')}.py")).is_file()
 
 
+def test_what_serves_needs_no_linters(tmp_path: Path) -> None:
+    assert "pip" in make(tmp_path, "-n", "serve").stdout
+    assert "[dev]" not in make(tmp_path, "-n", "serve").stdout
+    assert "[dev]" in make(tmp_path, "-n", "setup").stdout
+
+
 def test_all_tests_of_a_gpu_are_where_make_looks_for_them() -> None:
     marked = [path.name for path in (ROOT / "tests").rglob("*.py") if "mark." + "cuda" in path.read_text()]
     assert marked == ["test_cuda.py"]

@@ -36,7 +36,7 @@ def test_the_figures_are_those_of_the_page(server: str) -> None:
 
 
 def test_the_picture_is_drawn_from_the_figures() -> None:
-    assert PICTURE.read_text(encoding="utf-8") == plot_history.drawn(plot_history.read(FIGURES))
+    assert PICTURE.read_text(encoding="utf-8") == plot_history.draw(plot_history.read(FIGURES))
 
 
 def test_the_picture_is_small_and_sound() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,31 @@ def test_a_call_and_a_schema_come_behind_the_forced_end(running: ServerProcess, 
     assert json.loads(plain["content"]).keys() == {"yes"}
     for message in (called["choices"][0]["message"], formatted, plain):
         assert message["reasoning_content"].endswith(MESSAGE)
+
+
+SPELLINGS: tuple[dict[str, Any], ...] = (
+    {"thinking_budget": 5},
+    {"thinking": {"type": "enabled", "budget_tokens": 5}},
+    {"reasoning": {"max_tokens": 5}},
+    {"thinking_token_budget": 5},
+    {"reasoning_budget": 5},
+)
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {"enable_thinking": False},
+    {"reasoning_effort": "none"},
+    {"reasoning": {"effort": "none"}},
+    {"thinking": {"type": "disabled"}},
+)
+
+
+def test_every_spelling_of_a_budget_is_the_same_limit_under_a_schema(running: ServerProcess) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    body = {"temperature": 1, "seed": 7, "max_tokens": 200, "response_format": named}
+    with ThreadPoolExecutor(len(SPELLINGS + SWITCHES)) as pool:
+        answers = pool.map(lambda fields: ask(running, **body, **fields), SPELLINGS + SWITCHES)
+        choices = [answer["choices"][0] for answer in answers]
+    limited, silent = choices[: len(SPELLINGS)], choices[len(SPELLINGS) :]
+    assert [choice["token_ids"] for choice in limited] == [limited[0]["token_ids"]] * len(limited)
+    assert limited[0]["message"]["reasoning_content"].endswith(MESSAGE)
+    assert not any(choice["message"].get("reasoning_content") for choice in silent)
+    assert all(json.loads(choice["message"]["content"]).keys() == {"yes"} for choice in choices)

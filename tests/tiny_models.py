@@ -20,11 +20,13 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
+    MistralConfig,
     Phi3Config,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -89,6 +91,15 @@ def _configs() -> dict[str, Any]:
             num_experts_per_tok=2,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         ),
+        "gemma4": Gemma4TextConfig(
+            **shape,
+            sliding_window=WINDOW,
+            layer_types=[*_MIXED],  # it is changed
+            global_head_dim=32,
+            hidden_size_per_layer_input=0,
+            num_kv_shared_layers=0,
+        ),
+        "mistral": MistralConfig(**shape, sliding_window=WINDOW),
         "deepseek_v3": DeepseekV3Config(**{**shape, **_LATENT}),
         "llama4": Llama4TextConfig(
             **shape,
@@ -128,6 +139,7 @@ def _configs() -> dict[str, Any]:
             head_dim=16,
             state_size=16,
             n_groups=2,
+            chunk_size=WINDOW,  # each call is padded to whole chunks, and 256 tokens are never met here
             **ends,
         ),
         "jamba": JambaConfig(
@@ -160,7 +172,7 @@ ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3",
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
 TWO_PARTS = ("t5", "bart")  # encoder and decoder
-MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope"), "packed") | {
+MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope", "gemma4", "mistral"), "packed") | {
     **dict.fromkeys(TWO_PARTS, "encoder-decoder"),
     "jamba": "packed, token by token",
     "falcon": "masked",
@@ -170,10 +182,14 @@ MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope"), "packed") | {
 THRESHOLD = 24  # of "longrope": longer timelines are turned with other frequencies
 
 
-def make_model(name: str, seed: int = 0) -> Any:
-    """A float32 model with random weights of unit gain, so that an error in a cache is visible in the logits."""
+def make_model(name: str, seed: int = 0, **settings: Any) -> Any:
+    """A float32 model with random weights of unit gain, so that an error in a cache is visible in the logits.
+    ``settings``: of its config.
+    """
     torch.manual_seed(seed)
     config = _configs()[name]
+    for setting, value in settings.items():
+        setattr(config, setting, value)
     # transformers 5.17 forgets these bounds elsewhere than in the model's own code.
     own = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM

@@ -13,9 +13,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import numpy as np
 import torch
+from gpu_kit import near_step
 
 from cache.attention.self_test import StepSpec, random_step
 from cache.attention.triton import TritonBackend
+from cache.memory.codec import Codec
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
@@ -37,6 +39,8 @@ class Case(NamedTuple):
     hidden: bool
     work: tuple[tuple[int, int], ...]
     processors: int
+    near: bool = False  # over pages in two parts
+    codec: Codec = Codec.EXACT
 
 
 FULL = AttentionLayer(Reach.FULL, None, True)
@@ -48,16 +52,48 @@ CASES = (
     Case(HALF, 6, 2, 24, 24, FULL, 3.0, True, False, DECODE, 8),
     Case(HALF, 8, 2, 64, 64, WINDOW, None, True, False, MIXED, 1),
     Case(HALF, 4, 1, 32, 16, CHUNK, None, False, False, MIXED, 8),
+    Case(HALF, 8, 2, 64, 64, WINDOW, None, True, False, MIXED, 1, near=True),
+    Case(SINGLE, 4, 1, 32, 32, CHUNK, None, False, False, MIXED, 8, near=True),
     Case(SINGLE, 4, 2, 16, 16, WINDOW, None, False, True, MIXED, 8),
     Case(HALF, 4, 4, 512, 512, FULL, None, False, False, ((70, 1), (0, 2)), 1),
+    Case(HALF, 6, 2, 24, 24, FULL, 3.0, True, False, DECODE, 8, codec=Codec.INT8),
+    Case(HALF, 8, 2, 64, 64, WINDOW, None, True, False, MIXED, 1, near=True, codec=Codec.FP8),
+    Case(SINGLE, 6, 3, 20, 20, FULL, None, False, True, DECODE, 8, codec=Codec.FP8),
     Case(HALF, 71, 1, 32, 32, FULL, None, False, True, ((300, 1), (5, 2)), 8),
 )
+
+
+def stored(pool: Any, case: Case, dim: int) -> Any:
+    """What a pool stands for, ``[tokens, heads, dim]`` float64. Of records: float32 scales of all heads, up to a
+    multiple of 16 bytes, then their numbers.
+    """
+    if case.codec is Codec.EXACT:
+        return pool.astype(np.float64).reshape(-1, case.key_heads, dim)
+    flat, begin = pool.reshape(-1, pool.shape[-1]), -(-4 * case.key_heads // 16) * 16
+    scales = flat[:, : 4 * case.key_heads].copy().view(np.float32).astype(np.float64)
+    bits = flat[:, begin : begin + case.key_heads * dim].reshape(-1, case.key_heads, dim)
+    numbers = bits.view(np.int8).astype(np.float64) if case.codec is Codec.INT8 else FP8[bits]
+    return numbers * scales[..., None]
+
+
+def fp8(bits: int) -> float:
+    """The number that a byte is: a sign, four bits of exponent, three of mantissa."""
+    sign, exponent, mantissa = -1.0 if bits & 0x80 else 1.0, bits >> 3 & 15, bits & 7
+    if bits & 0x7F == 0x7F:
+        return float("nan")
+    return sign * (math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9))
+
+
+FP8 = np.array([fp8(bits) for bits in range(256)])
 
 
 def definition(case: Case, step: PackedStep, query: Any, sinks: Any) -> Any:
     """Attention, query by query, in float64: ``[T, H, Dv]``."""
     out = np.zeros((step.tokens, case.heads, case.width))
-    pools = [pool[0].double().numpy().reshape(-1, *pool[0].shape[2:]) for pool in (step.tier.keys, step.tier.values)]
+    pools = [
+        stored(pool[0].numpy(), case, dim)
+        for pool, dim in zip((step.tier.keys, step.tier.values), (case.dim, case.width), strict=True)
+    ]
     for span in step.spans:
         for n in range(span.size):
             at = span.start + n
@@ -81,18 +117,20 @@ def definition(case: Case, step: PackedStep, query: Any, sinks: Any) -> Any:
 def error(case: Case) -> tuple[float, int]:
     """The largest difference as a share of the largest number, and how many rows were put together from parts."""
     random = torch.Generator().manual_seed(1)
-    shape = PageShape(case.key_heads, case.dim, case.key_heads, case.width, case.dtype)
+    shape = PageShape(case.key_heads, case.dim, case.key_heads, case.width, case.dtype, codec=case.codec)
     step = random_step(StepSpec(case.work, case.hidden), CPU, shape, random)
     query = torch.randn(step.tokens, case.heads, case.dim, generator=random).to(case.dtype).transpose(0, 1)
     sinks = torch.randn(case.heads, generator=random)
     backend = TritonBackend(CPU)
     backend._processors = case.processors
     out = torch.full((step.tokens, case.heads, case.width), float("nan"), dtype=case.dtype)
+    want = definition(case, step, query.double().numpy(), sinks.double().numpy())
+    if case.near:
+        step = near_step(step, case.layer)
     plan = backend.plan(step, case.layer, step.numbers, True)
     assert plan is not None
     scores = ScoreOptions(case.dim**-0.5, case.softcap, sinks if case.sinks else None)
     backend.attend(plan, step, case.layer, 0, query, scores, out)
-    want = definition(case, step, query.double().numpy(), sinks.double().numpy())
     merged = sum(launch.merges for launches in plan._launches.values() for launch in launches)
     return float(np.abs(out.double().numpy() - want).max() / np.abs(want).max()), merged
 
@@ -100,4 +138,7 @@ def error(case: Case) -> tuple[float, int]:
 if __name__ == "__main__":
     for case in CASES:
         found, merged = error(case)
-        print(json.dumps({"error": found, "merged": merged, "dtype": str(case.dtype)[6:]}), flush=True)
+        print(
+            json.dumps({"codec": case.codec, "error": found, "merged": merged, "dtype": str(case.dtype)[6:]}),
+            flush=True,
+        )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,12 @@ from triton.runtime import driver  # type: ignore[import-not-found,unused-ignore
 from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step
 from cache.attention.triton import TritonBackend
+from cache.memory.codec import Codec
+from cache.memory.record_kernel import RecordKernel
 from cache.memory.tier import PageShape
+from cache.memory.token_record import TokenRecord
 from cache.pages.layers import Reach, ScoreOptions
+from scheduler.accel.gpu.min_probabilities import TruncationKernel
 
 CPU = torch.device("cpu")
 FULL_PRECISION, HALVES = torch.float32, (torch.bfloat16, torch.float16)
@@ -86,6 +91,11 @@ def variants(all_of_them: bool) -> Iterator[Signature]:
             yield Signature(PageShape(key_heads, dim, key_heads, width, dtype), heads, dim, dtype, False, False, False)
     for dtype in (*HALVES, FULL_PRECISION) if all_of_them else (HALVES[0], FULL_PRECISION):
         yield Signature(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, True, True, all_of_them)
+    for codec in (Codec.INT8, Codec.FP8):  # pages of records
+        for heads, key_heads, dim, width in SHAPES if all_of_them else SHAPES[:1]:
+            for dtype in (*HALVES, FULL_PRECISION) if all_of_them else HALVES[:1]:
+                shape = PageShape(key_heads, dim, key_heads, width, dtype, codec=codec)
+                yield Signature(shape, heads, dim, dtype, False, False, False)
 
 
 def launched(signature: Signature, hidden: bool) -> list[tuple[str, Any]]:
@@ -105,6 +115,28 @@ def launched(signature: Signature, hidden: bool) -> list[tuple[str, Any]]:
     out = torch.zeros(step.tokens, signature.heads, signature.shape.value_dim, dtype=signature.dtype)
     backend.attend(plan, step, layer, 0, query, scores, out)
     return found
+
+
+def truncation() -> Iterator[tuple[str, Any]]:
+    """The kernel of truncation, compiled."""
+    found = list[tuple[str, Any]]()
+    truncation_kernel = TruncationKernel()
+    kernel = truncation_kernel._kernels.min_probabilities
+    truncation_kernel._kernels = SimpleNamespace(min_probabilities=Recorded(kernel, "min_probabilities", found))
+    count, share = torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+    truncation_kernel.find(torch.ones(1, 9000), count, share, torch.zeros(1))
+    yield from found
+
+
+def records() -> Iterator[tuple[str, Any]]:
+    """The kernels that store records, compiled."""
+    for codec in (Codec.INT8, Codec.FP8):
+        found, record = list[tuple[str, Any]](), TokenRecord(8, 128, codec)
+        kernel = RecordKernel(record)
+        kernel._kernels = SimpleNamespace(store=Recorded(kernel._kernels.store, "store", found))
+        pool, index = torch.zeros(2, record.nbytes, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+        kernel.store(pool, index, torch.zeros(2, 8, 128, dtype=torch.bfloat16))
+        yield from found
 
 
 def needs(kernel: Any) -> dict[str, Any]:
@@ -134,9 +166,19 @@ def main(chip: int, all_of_them: bool) -> None:
                 if kernel.hash in seen:
                     continue
                 seen.add(kernel.hash)
-                variant = [name, str(signature.dtype)[6:], signature.heads, *shape[:4], signature.capped, hidden]
+                variant = [
+                    name,
+                    str(signature.dtype)[6:],
+                    signature.heads,
+                    *shape[:4],
+                    signature.capped,
+                    hidden,
+                    shape.codec,
+                ]
                 told = {"variant": variant, "warps": kernel.metadata.num_warps, **needs(kernel)}
                 print(json.dumps(told), flush=True)
+    for name, kernel in (*truncation(), *records()):
+        print(json.dumps({"variant": [name], "warps": kernel.metadata.num_warps, **needs(kernel)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def model_of(fields: Any) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def asked(name: str) -> dict[str, bool]:
+def request_parameters(name: str) -> dict[str, bool]:
     """The parameters of one of the document's requests, and whether each is required."""
     pinned = json.loads(PINNED.read_text(encoding="utf-8"))
     shape = pinned["schemas"][name]
@@ -142,7 +142,7 @@ def section(route: APIRoute) -> list[str]:
     lines = [f"## {verb}", "", *textwrap.wrap(purpose, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
     body, queries = model_of(route.body_field), route.dependant.query_params
     name = REQUESTS.get(verb)
-    document = asked(name) if name else None
+    document = request_parameters(name) if name else None
     for title, model, known in (("body", body, document), ("URL", model_of(queries[0]) if queries else None, None)):
         if model is not None and (model.model_fields or known):
             lines += [f"| parameter of the {title} | |", "|---|---|", *rows(model, known), ""]

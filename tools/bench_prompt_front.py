@@ -161,7 +161,7 @@ def run(tokens: ChatTokenizer, turns: int, hinted: bool) -> Tally:
                     tally.reusable += len(record.tokens)
                     tally.reused += common_prefix(record.tokens, prompt.ids)
                 reply(turn)
-                record = extended(tokens, prompt, script.last_reply(), record)
+                record = extend_log(tokens, prompt, script.last_reply(), record)
     except TemplateRefused as error:
         tally.refused = error.message
     return tally
@@ -178,9 +178,9 @@ def prompt_of(tokens: ChatTokenizer, request: MessagesRequest, record: SessionRe
     return conversation(tokens, FACTS, branch.past, branch.new, change)
 
 
-def extended(tokens: ChatTokenizer, prompt: Prompt, reply: LoggedMessage, record: SessionRecord) -> SessionRecord:
+def extend_log(tokens: ChatTokenizer, prompt: Prompt, reply: LoggedMessage, record: SessionRecord) -> SessionRecord:
     """The log after a turn."""
-    ids = [*prompt.ids, *tokens.encode(written(tokens, reply), special=False)]
+    ids = [*prompt.ids, *tokens.encode(write_reply(tokens, reply), special=False)]
     messages = [*prompt.messages, reply]
     fingerprint = tokens.fingerprint(FACTS.vocab_size)
     turns = tuple(turn for turn in record.turns if turn.tokens <= common_prefix(record.tokens, ids))
@@ -189,7 +189,7 @@ def extended(tokens: ChatTokenizer, prompt: Prompt, reply: LoggedMessage, record
     return SessionRecord("line", ids, messages, fingerprint, 0, turns=(*turns, turn))
 
 
-def written(tokens: ChatTokenizer, reply: LoggedMessage) -> str:
+def write_reply(tokens: ChatTokenizer, reply: LoggedMessage) -> str:
     """A reply as the model writes it: as the template shows it while it is the last message."""
     asked = [LoggedMessage("user", "x")]
     before = tokens.render(asked, generation_prompt=True)

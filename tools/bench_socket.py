@@ -130,7 +130,7 @@ def whole_history(server: Server, common: dict[str, Any]) -> Respond:
     return respond
 
 
-def stored(server: Server, common: dict[str, Any]) -> Respond:
+def respond_stored(server: Server, common: dict[str, Any]) -> Respond:
     """Only new items, after a stored response."""
     previous: list[str] = []
 
@@ -172,7 +172,7 @@ async def measure(server: Server, history: int, turns: int) -> list[Way]:
     async with server.client, socket(server, common) as over_socket:
         ways = [
             Way("HTTP, whole history", whole_history(server, common)),
-            Way("HTTP, previous_response_id, stored", stored(server, common)),
+            Way("HTTP, previous_response_id, stored", respond_stored(server, common)),
             Way("WebSocket, not stored", over_socket),
         ]
         for number, way in enumerate(ways):

@@ -91,7 +91,7 @@ async def turn(models: Path, scratch: Path) -> str:
             if "dropped" in label:
                 drop_page_cache(scratch)
             before = server.stored_reads
-            found.append(await server.timed(session, words(rng, 16)))
+            found.append(await server.time_turn(session, words(rng, 16)))
             read += server.stored_reads - before
         rows.append(turn_row(label, found, read))
 
@@ -131,19 +131,19 @@ def drop_page_cache(folder: Path) -> None:
 # -- bytes written ----------------------------------------------------------------------------------------------------
 
 
-async def written(models: Path, scratch: Path) -> str:
+async def measure_writes(models: Path, scratch: Path) -> str:
     """Bytes to disk for turns of some sizes, against the KV that they added."""
     rows = []
     for label, model, largest in (("llama-135m's shape", str(models / "llama"), 1000), ("demo", "", 300)):
         for codec in ("exact", "int8"):
             with serving(model, scratch / label / codec, "--kv-at-rest", codec) as server:
                 for size in (20, 100, largest):
-                    rows.append([label, codec, *await written_by(server, size)])
+                    rows.append([label, codec, *await write_turns(server, size)])
     head = "model | at rest | new tokens of a turn | new KV, bytes | KV written, bytes | written / new | with the log"
     return f"## Bytes written per turn, median of 5\n\n{table(head, rows)}"
 
 
-async def written_by(server: Server, size: int) -> list[str]:
+async def write_turns(server: Server, size: int) -> list[str]:
     """Turns of that many tokens on one session, each on disk before the next."""
     rng, session = random.Random(size), f"by-{size}"
     last = await server.say(session, words(rng, 40), 4)
@@ -314,7 +314,7 @@ async def output_rate(server: Server, number: int) -> float:
 MEASURES: dict[str, Callable[[Path, Path], Coroutine[Any, Any, str]]] = {
     "restart": restart,
     "turn": turn,
-    "written": written,
+    "written": measure_writes,
     "many": many,
     "behind": behind,
 }

@@ -102,33 +102,33 @@ class Words:
     rng: random.Random
     unseen: bool = False
 
-    def invented(self) -> str:
+    def invent(self) -> str:
         if self.rng.random() < 0.4 or self.unseen:
             return "".join(self.rng.choices(SYLLABLES, k=self.rng.randint(2, 3))).capitalize()
         start = self.rng.randint(0, 1)
         letters = (self.rng.choice((CONSONANTS, VOWELS)[(i + start) % 2]) for i in range(self.rng.randint(3, 8)))
         return "".join(letters).capitalize()
 
-    def listed(self, words: tuple[str, ...], share: float) -> str:
-        return self.rng.choice(words) if self.rng.random() < share else self.invented()
+    def make_list(self, words: tuple[str, ...], share: float) -> str:
+        return self.rng.choice(words) if self.rng.random() < share else self.invent()
 
     def name(self) -> str:
-        return self.listed(UNSEEN_NAMES if self.unseen else NAMES, 0.45)
+        return self.make_list(UNSEEN_NAMES if self.unseen else NAMES, 0.45)
 
     def city(self) -> str:
-        return self.listed(CITIES, 0.7)
+        return self.make_list(CITIES, 0.7)
 
     def color(self) -> str:
-        return self.listed(COLORS, 0.8).lower()
+        return self.make_list(COLORS, 0.8).lower()
 
     def food(self) -> str:
-        return self.listed(FOODS, 0.7).lower()
+        return self.make_list(FOODS, 0.7).lower()
 
     def job(self) -> str:
-        return self.listed(JOBS, 0.7).lower()
+        return self.make_list(JOBS, 0.7).lower()
 
     def goods(self) -> str:
-        return self.listed(GOODS, 0.7).lower()
+        return self.make_list(GOODS, 0.7).lower()
 
     def age(self) -> str:
         return str(self.rng.randint(5, 99))
@@ -313,7 +313,7 @@ class Speaker:
             user, done = self.rng.choice(REMOVE).format(v=item), f"Removed {item}. "
         else:
             wanted = {self.words.goods(): None for _ in range(2 if self.rng.random() < 0.15 else 1)}
-            items = [item for item in wanted if item not in self.basket] or [self.words.invented().lower()]
+            items = [item for item in wanted if item not in self.basket] or [self.words.invent().lower()]
             self.basket += items
             user, done = self.rng.choice(ADD).format(v=" and ".join(items)), f"Added {' and '.join(items)}. "
         answer = done + (f"Your list: {', '.join(self.basket)}." if self.basket else "Your list is empty.")
@@ -321,7 +321,7 @@ class Speaker:
         return Turn(Style.draw(self.rng).type(user), answer, "ask" if values else "list", values)
 
     def echo(self) -> Turn:
-        draws = (self.words.invented, self.words.number, self.words.name, self.words.goods)
+        draws = (self.words.invent, self.words.number, self.words.name, self.words.goods)
         text = " ".join(self.rng.choice(draws)() for _ in range(self.rng.randint(1, 6)))
         return Turn(self.rng.choice(ECHO).format(v=text), f"You said: {text}", "echo")
 

@@ -18,7 +18,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(work: Callable[[], Any], device: torch.device, times: int = 10) -> float:
+def time_call(work: Callable[[], Any], device: torch.device, times: int = 10) -> float:
     """Median seconds of one call."""
     for _ in range(3):
         work()
@@ -45,11 +45,11 @@ def measure(device: torch.device, copied: int, size: int) -> Floors:
     """Sums and copies of ``copied`` bytes and products of matrices of ``size`` rows, all of them random numbers."""
     here = torch.randn(copied // 4, device=device)
     there = torch.empty_like(here)
-    memory = max(2 * copied / timed(lambda: there.copy_(here), device), copied / timed(here.sum, device))
+    memory = max(2 * copied / time_call(lambda: there.copy_(here), device), copied / time_call(here.sum, device))
     n = size
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    matrix = 2 * n**3 / timed(lambda: a @ b, device)
+    matrix = 2 * n**3 / time_call(lambda: a @ b, device)
     pinned = torch.randn(copied // 16, pin_memory=device.type == "cuda")
     up = there[: len(pinned)]
-    link = 4 * len(pinned) / timed(lambda: up.copy_(pinned, non_blocking=True), device)
+    link = 4 * len(pinned) / time_call(lambda: up.copy_(pinned, non_blocking=True), device)
     return Floors(memory, matrix, link)

@@ -11,6 +11,7 @@ both processes; the exit status tells whether all was well. Needs schemathesis, 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
@@ -42,6 +43,10 @@ RARELY_RIGHT |= {"regex", "grammar", "choice", "response_format", "text", "tools
 RARELY_RIGHT |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "stop_token_ids", "best_of"}
 RARELY_RIGHT |= {"top_logprobs", "logprobs", "stream_options", "reasoning", "continue_final_message", "functions"}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+CHAT = "/v1/chat/completions"
+LINE = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": HELLO})
+FORM: Any = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", f"{{}}\n{LINE}\n".encode())}}
+KNOWN: dict[str, str] = {}  # parameters of paths -> ids of a file and a batch that are there
 FLAGS = ("--max-context", "128", "--max-queued", "64")  # what is generated stays short
 
 
@@ -107,9 +112,14 @@ def ask(case: Any, url: str, session: requests.Session, tally: Tally) -> None:
 
 
 def tame(case: Any, session: str) -> None:
-    """Take out of a request what a random one never has right: the model, the session, a format of the reply."""
-    if "session_id" in (case.path_parameters or {}):
-        case.path_parameters["session_id"] = session
+    """Take out of a request what a random one never has right: the model, the session, a format of the reply; and put
+    in the ids of what is there.
+    """
+    for name, id in {"session_id": session, **KNOWN}.items():
+        if name in (case.path_parameters or {}):
+            case.path_parameters[name] = id
+        if isinstance(case.body, dict) and f"input_{name}" in case.body:
+            case.body[f"input_{name}"] = id
     if isinstance(case.body, dict):
         for name in set(case.body) & RARELY_RIGHT:
             del case.body[name]
@@ -159,11 +169,17 @@ class Sender:
 
 
 def fill(server: Server) -> None:
-    """Begin the sessions anew that half of the requests are about."""
+    """Begin anew the sessions, the file and the batch that half of the requests are about."""
     for name in SESSIONS:
         path = f"{server.url}/v1/sessions/{name}"
         httpx.delete(path, timeout=60)
         httpx.post(f"{path}/chat/completions", json=HELLO, timeout=60).raise_for_status()
+    file = httpx.post(f"{server.url}/v1/files", timeout=60, **FORM).raise_for_status().json()["id"]
+    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    batch = httpx.post(f"{server.url}/v1/batches", json=body, timeout=60)
+    if batch.status_code != 429:  # those of earlier rounds still run
+        KNOWN["batch_id"] = batch.raise_for_status().json()["id"]
+    KNOWN["file_id"] = file
 
 
 def run(server: Server, count: int) -> Tally:
@@ -178,7 +194,7 @@ def run(server: Server, count: int) -> Tally:
         salt += 1
         share = min(ROUND, max(1, -(-left // (2 * len(operations)))))
         for operation in operations:
-            if "{session_id}" in operation.path:
+            if any(f"{{{name}}}" in operation.path for name in ("session_id", "file_id", "batch_id")):
                 fill(server)
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
                 fuzz(operation, mode, share, salt, sender)

@@ -37,7 +37,7 @@ def first_sentence(path: Path) -> str:
     return " ".join(docstring(path).split("\n\n")[0].split())
 
 
-def wrapped(text: str, indent: str = "") -> str:
+def wrap_paragraph(text: str, indent: str = "") -> str:
     """A paragraph as Markdown, in lines of at most 100 characters; those behind the first one are indented."""
     text = " ".join(text.replace("``", "`").split())
     return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -52,9 +52,9 @@ def sections() -> Iterator[str]:
             package = folder / "__init__.py"
             yield f"\n## `{name}/`\n"
             if package.exists():
-                yield "\n\n".join(wrapped(part) for part in docstring(package).strip().split("\n\n")) + "\n"
+                yield "\n\n".join(wrap_paragraph(part) for part in docstring(package).strip().split("\n\n")) + "\n"
             modules = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-            yield "\n".join(wrapped(f"- `{path.name}`: {first_sentence(path)}", indent="  ") for path in modules)
+            yield "\n".join(wrap_paragraph(f"- `{path.name}`: {first_sentence(path)}", indent="  ") for path in modules)
 
 
 def drawn_folder(module: str) -> str:
@@ -88,7 +88,7 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def drawing() -> str:
+def draw_imports() -> str:
     """The imports between sub-packages as a Mermaid flowchart. An arrow that others imply is left out. Raises
     SystemExit where imports form a circle.
     """
@@ -108,7 +108,7 @@ def drawing() -> str:
 
 
 def page() -> str:
-    parts = [INTRODUCTION.rstrip("\n"), IMPORTS, drawing(), *(part for part in sections() if part)]
+    parts = [INTRODUCTION.rstrip("\n"), IMPORTS, draw_imports(), *(part for part in sections() if part)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 

@@ -137,10 +137,10 @@ def from_document(path: Path) -> Schema:
     or_null(logprobs, "top_logprobs")
     source = f"OpenAI's OpenAPI document {document['info']['version']}"
     whole = {"source": source, "schemas": {name: bare(shape) for name, shape in schemas.items()}}
-    return {**whole, "$defs": {name: bare(components[name]) for name in reached(schemas, components)}}
+    return {**whole, "$defs": {name: bare(components[name]) for name in reachable(schemas, components)}}
 
 
-def reached(start: object, components: Schema) -> list[str]:
+def reachable(start: object, components: Schema) -> list[str]:
     """The components that are referred to from ``start``, directly or not."""
     found: list[str] = []
     pending = [start]
@@ -187,7 +187,7 @@ def in_order(node: Any) -> Any:
     return made
 
 
-def written(schema: Schema) -> str:
+def write_schema(schema: Schema) -> str:
     """As JSON, a line for each shape."""
     schema = in_order(schema)
     parts = [f'"source": {json.dumps(schema["source"])}']
@@ -198,4 +198,4 @@ def written(schema: Schema) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(written(from_document(Path(sys.argv[1])) if len(sys.argv) > 1 else from_package()))
+    sys.stdout.write(write_schema(from_document(Path(sys.argv[1])) if len(sys.argv) > 1 else from_package()))

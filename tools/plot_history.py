@@ -80,7 +80,7 @@ def y(milliseconds: float) -> float:
     return BOTTOM - (BOTTOM - TOP) * math.log(milliseconds / LOW) / math.log(HIGH / LOW)
 
 
-def drawn(figures: Sequence[Figure]) -> str:
+def draw(figures: Sequence[Figure]) -> str:
     """The picture as SVG."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
@@ -124,7 +124,7 @@ def line(points: Sequence[tuple[int, float]], colour: str, name: str, kind: str,
 
 def main() -> None:
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(drawn(read(FIGURES)), encoding="utf-8")
+    PICTURE.write_text(draw(read(FIGURES)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,17 +28,22 @@ import uvloop
 
 import server
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Delta, FinishReason, Receipt, Stats, Submit
+from scheduler.protocol import Delta, FinishReason, Stats, Submit
+from scheduler.turn_receipt import Receipt
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
 from server.chat.tokenizer import ChatTokenizer
-from server.engine.engine import Engine, State, TurnRefused
+from server.engine.engine import LoadableEngine, State, TurnRefused
 from server.engine.mailbox import Mailbox
 from server.http.connection import HttpConfig
 from server.instance import seldom_collected
 from server.log.session_log import SessionLog
+from server.models.offered_model import OfferedModel
+from server.models.registry import ModelRegistry
+from server.models.room import ModelRoom
 from server.serve import HttpServer, listening
 from server.torchless import without_torch
+from server.turns.context import ServerContext
 
 RUNS = 3
 WARM = 300  # requests before any is counted
@@ -126,7 +131,9 @@ async def serving(engine: Immediate) -> AsyncIterator[tuple[int, HttpServer]]:
         log = SessionLog(Path(folder) / "log.sqlite")
         tokens = ChatTokenizer.load(str(Path(server.__file__).parent / "demo"))
         transfers = Transfers(Path(folder) / "transfer", 1 << 20)
-        app = create_app(cast(Engine, engine), log, tokens, served_name="demo", api_keys={}, transfers=transfers)
+        made = cast(LoadableEngine, engine)
+        model = OfferedModel.of_engine(made, ServerContext(made, log, tokens, "demo"))
+        app = create_app(ModelRegistry([model], ModelRoom(1)), log, api_keys={}, transfers=transfers)
         http = HttpServer(HttpConfig(app, patience=600.0, most=10_000, goodbye=1))
         task = asyncio.create_task(http.serve(sockets=[listener]))
         try:
@@ -163,7 +170,7 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.sleep(0.3)
 
 
-async def waiting(port: int, http: HttpServer, engine: Immediate, count: int, data: bytes) -> None:
+async def measure_waiting(port: int, http: HttpServer, engine: Immediate, count: int, data: bytes) -> None:
     """Print what ``count`` chats cost that have no answer yet."""
     loop = asyncio.get_running_loop()
     clients: list[socket.socket] = []
@@ -185,9 +192,9 @@ async def waiting(port: int, http: HttpServer, engine: Immediate, count: int, da
     await send(clients[:])  # what the first ones leave behind is not counted
     tracemalloc.start()
     await connect(count)
-    size, objects = held()
+    size, objects = measure_held()
     await send(clients[20:])
-    size_then, objects_then = held()
+    size_then, objects_then = measure_held()
     more = objects_then - objects
     print(f"waiting: {more.total() / count:.0f} objects, {(size_then - size) / count / 1000:.1f} KB each")
     print(", ".join(f"{number / count:.0f} {kind}" for kind, number in more.most_common(SHOWN)))
@@ -196,7 +203,7 @@ async def waiting(port: int, http: HttpServer, engine: Immediate, count: int, da
     await until(lambda: not http.server_state.connections)
 
 
-def held() -> tuple[int, Counter[str]]:
+def measure_held() -> tuple[int, Counter[str]]:
     """Bytes and, by kind, objects that the collector of garbage looks at."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0], Counter(type(thing).__qualname__ for thing in gc.get_objects())
@@ -209,7 +216,7 @@ async def measure(requests: int, count: int, stream: bool) -> None:
         times = [await ask(port, requests, request(stream)) for _ in range(RUNS)]
         print(f"accepted: {min(times):.2f} ms of CPU each ({', '.join(f'{time:.2f}' for time in times)})")
         engine.answers = False
-        await waiting(port, http, engine, count, request(stream))
+        await measure_waiting(port, http, engine, count, request(stream))
 
 
 def main(arguments: list[str] | None = None) -> None:

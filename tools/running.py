@@ -55,7 +55,7 @@ class Server:
         reply = answer.json()
         return Turn(reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"], reply["cache"])
 
-    async def timed(self, session: str, words: str) -> tuple[Turn, float, float]:
+    async def time_turn(self, session: str, words: str) -> tuple[Turn, float, float]:
         """A turn with a reply of one token while nothing else runs, and its milliseconds of CPU and of wall time."""
         cpu, began = self.cpu(), time.perf_counter()
         turn = await self.say(session, words, 1)

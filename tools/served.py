@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scheduler.core.launched_step import LaunchedStep
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import prepare
-from scheduler.process import build
 from scheduler.protocol import StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 from tools.floors import synchronize
@@ -56,7 +56,7 @@ class Served:
             "", "", max_running=running, host_memory=hosted * loaded.verdict.token_bytes,
             kv_memory=tokens * loaded.verdict.token_bytes,
         )  # fmt: skip
-        self.engine, facts = build(settings, loaded)
+        self.engine, facts = build_engine(settings, loaded)
         self.mode, self.context = loaded.verdict.mode, facts.max_context
         self.model, self.device = model, device
         self.kv = loaded.verdict.token_bytes

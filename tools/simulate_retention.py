@@ -176,7 +176,7 @@ class Simulation:
         known = len(prompt) - max(1, round(turn.tokens / GRAIN)) if one.at else acquired.reused
         known = min(known, len(prompt) - 1)
         stored = max(0, known - acquired.reused) if machine.disk else 0
-        session.fed(len(prompt) - session.length)
+        session.on_fed(len(prompt) - session.length)
         computed = len(prompt) - acquired.reused - stored
         if self.now >= self._begin:
             self.report.computed += computed * GRAIN
@@ -208,7 +208,7 @@ class Simulation:
         one.timeline = array("i", session.token_ids) + output
         session.token_ids.extend(output)
         if store.reserve(session, len(session.token_ids)):
-            session.fed(len(output))
+            session.on_fed(len(output))
         stop = store.retention.stop(one.trace.tenant, StopKind.ANSWER)
         store.release(session, stop)
         if turn.tools:

@@ -20,7 +20,8 @@ import torch
 
 from cache.attention.backend import Signature, once
 from cache.attention.self_test import SelfTest, StepSpec
-from cache.compiler import NotBuilt, built, has_tiles
+from cache.compiler import NotBuilt, build, has_tiles
+from cache.memory.codec import Codec
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
@@ -30,12 +31,14 @@ log = logging.getLogger("warmturn.engine")
 SHORT = 32  # tokens of a span up to which the kernel is the faster way; by tiles it is for any number
 _PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}
+_STORED = 5  # tokens
 _TRIED = ((300, 1), (20, 3), (0, 20))  # tokens cached and new of each session of a step
 _TRIED_BY_TILES = ((150, 40), (0, 90), (3, 1))
 
 
 class AttentionCall(ctypes.Structure):
-    """The struct ``AttentionCall`` of attention.cpp."""
+    """The struct ``Call`` of kernels/layout.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
@@ -43,10 +46,32 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
         *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "spans", "team")),
         *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("threads", "type")),
+        *((name, ctypes.c_int64) for name in ("threads", "type", "codec", "key_begin", "value_begin")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )
+
+
+class StoreCall(ctypes.Structure):
+    """The struct ``Store`` of kernels/attention.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("key", "value", "key_pages", "value_pages")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "key_dim", "value_dim", "key_begin", "value_begin")),
+        *((name, ctypes.c_int64) for name in ("key_bytes", "value_bytes", "codec", "type")),
+    )
+
+    def take(self, shape: PageShape) -> None:
+        """Set what depends on the shape of a layer's pages, which are records."""
+        key, value = shape.key, shape.value
+        assert key is not None
+        assert value is not None
+        self.heads, self.key_dim, self.value_dim = shape.key_heads, shape.key_dim, shape.value_dim
+        self.key_begin, self.value_begin, self.key_bytes, self.value_bytes = (
+            *(key.begin, value.begin),
+            *(key.nbytes, value.nbytes),
+        )
+        self.codec, self.type = _CODECS[shape.codec], _TYPES[shape.dtype]
 
 
 class CpuPlan:
@@ -66,7 +91,7 @@ class CpuPlan:
         for span in (step.spans[number] for number in self.numbers):
             for i in range(span.size):
                 first[span.row + i] = layer.first_key(span.start + i)
-        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
+        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, layer, number)], np.int64)
         self._alive += [first, rows]
         self.call = AttentionCall(
             first=first.ctypes.data, spans=rows.ctypes.data, count=len(rows), page=step.tier.page_size
@@ -74,10 +99,10 @@ class CpuPlan:
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
-    def _rows(self, step: PackedStep, number: int) -> Iterator[tuple[int, ...]]:
-        """A ``Span`` of attention.cpp for each piece of a span."""
+    def _rows(self, step: PackedStep, layer: AttentionLayer, number: int) -> Iterator[tuple[int, ...]]:
+        """A ``Span`` of kernels/layout.h for each piece of a span."""
         span = step.spans[number]
-        table, hidden = span.session.table(step.tier.device), span.session.hidden
+        table, hidden = step.table(span, layer), span.session.hidden
         flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
@@ -87,16 +112,25 @@ class CpuPlan:
 
     def read(self, source: int, heads: int) -> None:
         """Set ``call`` to read the pages of layer ``source``."""
-        call, shape = self.call, self.tier.shapes[source]
-        call.key, call.value = self.tier.keys[source].data_ptr(), self.tier.values[source].data_ptr()
+        call, shape, keys, values = (
+            self.call,
+            self.tier.shapes[source],
+            self.tier.keys[source],
+            self.tier.values[source],
+        )
+        key_begin, value_begin = (0 if record is None else record.begin for record in (shape.key, shape.value))
+        call.key, call.value = keys.data_ptr() + key_begin, values.data_ptr() + value_begin
         call.heads = heads
         if shape == self.shape:
             return
         self.shape = shape
         call.key_heads, call.key_dim, call.value_dim = shape.key_heads, shape.key_dim, shape.value_dim
-        call.key_slot, call.key_token, call.key_head = self.tier.keys[source].stride()[:3]
-        call.value_slot, call.value_token, call.value_head = self.tier.values[source].stride()[:3]
-        call.type = _TYPES[shape.dtype]
+        call.key_slot, call.key_token, call.key_head = *keys.stride()[:2], shape.key_dim
+        call.value_slot, call.value_token, call.value_head = *values.stride()[:2], shape.value_dim
+        call.type, call.codec, call.key_begin, call.value_begin = (
+            *(_TYPES[shape.dtype], _CODECS[shape.codec]),
+            *(key_begin, value_begin),
+        )
 
 
 def _by_tiles(shapes: Iterable[PageShape]) -> bool:
@@ -115,11 +149,17 @@ class CpuBackend:
         """
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()  # the system gives matrix units to those who ask
-        self._function = ctypes.CDLL(str(path)).warmturn_attend
+        functions = ctypes.CDLL(str(path))
+        self._function = functions.warmturn_attend
         self._function.argtypes = [ctypes.POINTER(AttentionCall)]
+        self._store = functions.warmturn_store
+        self._store.argtypes = [ctypes.POINTER(StoreCall), ctypes.c_void_p]
+        self._store.restype = None
+        self.store_address = ctypes.cast(self._store, ctypes.c_void_p).value
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         self._team = team_address()
-        self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _tried)
+        self._stores: dict[PageShape, bool] = {}
+        self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _trial_steps)
 
     def fits(self, signature: Signature) -> bool:
         """See ``Backend.fits``."""
@@ -154,6 +194,35 @@ class CpuBackend:
         if self._function(ctypes.byref(plan.call)):
             raise MemoryError("no memory for attention")
 
+    def stores(self, shape: PageShape) -> bool:
+        """Whether ``store`` stores records of this shape as torch, bit for bit. Tried once; a failure is logged."""
+        right = self._stores.get(shape)
+        if right is None:
+            right = self._stores[shape] = self._try_store(shape)
+            if not right:
+                log.info("the compiled attention stores wrong records for %s: layers run block by block", shape)
+        return right
+
+    def _try_store(self, shape: PageShape) -> bool:
+        key, value = shape.key, shape.value
+        assert key is not None
+        assert value is not None
+        random, sizes = torch.Generator().manual_seed(0), torch.logspace(-3, 3, _STORED)[:, None, None]
+        tokens = [
+            torch.randn(_STORED, record.heads, record.dim, generator=random).mul(sizes).to(shape.dtype)
+            for record in (key, value)
+        ]
+        pools = [torch.zeros(_STORED, record.nbytes, dtype=torch.uint8) for record in (key, value)]
+        call = StoreCall(tokens[0].data_ptr(), tokens[1].data_ptr(), pools[0].data_ptr(), pools[1].data_ptr(), _STORED)
+        call.take(shape)
+        self.store(call, torch.arange(_STORED - 1, -1, -1))
+        made = (record.pack(new).flip(0) for record, new in zip((key, value), tokens, strict=True))
+        return all(map(torch.equal, pools, made))
+
+    def store(self, call: StoreCall, places: torch.Tensor) -> None:
+        """Store the tokens of ``call`` as records at ``places [n]`` (slot * page_size + offset)."""
+        self._store(ctypes.byref(call), places.data_ptr())
+
     def prepare(
         self,
         plan: CpuPlan,
@@ -178,7 +247,7 @@ class CpuBackend:
         return ctypes.addressof(call)
 
 
-def _tried(signature: Signature) -> Iterator[StepSpec]:
+def _trial_steps(signature: Signature) -> Iterator[StepSpec]:
     """The steps of the self-test. Steps with hidden tokens are enough: the kernel has no separate code for others."""
     yield StepSpec(_TRIED, True)
     if _by_tiles([signature.shape]):
@@ -189,7 +258,7 @@ def _tried(signature: Signature) -> Iterator[StepSpec]:
 def cpu_backend() -> CpuBackend | None:
     """The backend of this process, compiled if necessary. If it cannot be had: None, and a line in the log, once."""
     try:
-        return CpuBackend(built(Path(__file__).with_name("kernels") / "attention.cpp"))
+        return CpuBackend(build(Path(__file__).with_name("kernels") / "attention.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
         log.info("attention uses torch only, which is slower over long histories: %s", reason)
@@ -202,7 +271,7 @@ def team_address() -> int | None:
     (``kernels/team.cpp``); None if it cannot be compiled: then each kernel uses one thread.
     """
     try:
-        function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_run_parallel
+        function = ctypes.CDLL(str(build(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_run_parallel
         return ctypes.cast(function, ctypes.c_void_p).value
     except (NotBuilt, OSError, AttributeError):
         return None

@@ -21,13 +21,14 @@ from cache.pages.session import SessionCache
 
 class Tables:
     """The page tables of a step's sessions, one row each, ``[rows, pages]`` int32 on the device. Only changed rows are
-    copied there.
+    copied there. ``near``: of the near parts of pages; 0 for one that does not exist, which is not read.
     """
 
-    def __init__(self, tier: MemoryTier, rows: int, pages: int) -> None:
+    def __init__(self, tier: MemoryTier, rows: int, pages: int, near: bool = False) -> None:
         assert tier.scratch is not None
-        self.device = torch.full((rows, pages), tier.scratch, dtype=torch.int32, device=tier.device)
-        self._nobody = np.array([tier.scratch])
+        self.device = torch.full((rows, pages), tier.scratch[near], dtype=torch.int32, device=tier.device)
+        self._near = near
+        self._nobody = np.array([tier.scratch[near]])
         self._held: list[np.ndarray[Any, Any]] = [self._nobody] * rows
 
     @property
@@ -39,13 +40,15 @@ class Tables:
         """Set the first ``rows`` to the tables of ``sessions`` and to the scratch page behind them. Returns how many
         rows were copied.
         """
-        wanted = [session.slots for session in sessions] + [self._nobody] * (rows - len(sessions))
+        slots = [session.near_slots if self._near else session.slots for session in sessions]
+        wanted = slots + [self._nobody] * (rows - len(sessions))
         changed = [row for row, slots in enumerate(wanted) if self._held[row] is not slots]
         if not changed:
             return 0
         sent = np.zeros((len(changed), max(len(wanted[row]) for row in changed)), np.int32)
         for at, row in enumerate(changed):
             sent[at, : len(wanted[row])] = self._held[row] = wanted[row]
+        np.maximum(sent, 0, out=sent)
         where = put(np.array(changed), self.device.device)
         self.device[:, : sent.shape[1]].index_copy_(0, where, put(sent, self.device.device))
         return len(changed)
@@ -54,8 +57,8 @@ class Tables:
 class DecodePlan(TritonPlan):
     """A ``TritonPlan`` of one token per span, whose launches keep their sizes and addresses at all lengths."""
 
-    def __init__(self, rows: int, table: torch.Tensor, positions: torch.Tensor) -> None:
-        super().__init__([Place(row, 1, 0) for row in range(rows)], table, positions)
+    def __init__(self, rows: int, tables: Sequence[torch.Tensor], positions: torch.Tensor) -> None:
+        super().__init__([Place(row, 1, 0) for row in range(rows)], tables, positions)
         self._filled: list[tuple[Launch, AttentionLayer, int, int]] = []
 
     def fill(self, starts: Sequence[int]) -> None:
@@ -64,53 +67,59 @@ class DecodePlan(TritonPlan):
         self.places = [Place(row, 1, start) for row, start in enumerate([*starts, *rest])]
         for launch, layer, programs, block in self._filled:
             made = divide(tiles(self.places, range(len(self.places)), 1, layer), programs, block, 1)
-            refill(launch.work, made.padded(launch.items, launch.merges))
+            refill(launch.work, made.pad(launch.items, launch.merges))
 
     def _launch(
         self, chosen: list[int], rows: int, group: int, layer: AttentionLayer, programs: int, block: int
     ) -> Launch:
         made = divide(tiles(self.places, chosen, 1, layer), programs, block, 1)
         items, merges = len(chosen) + programs, len(chosen)
-        launch = Launch(rows, 1, items, merges, put(made.padded(items, merges), self.table.device))
+        launch = Launch(rows, 1, items, merges, put(made.pad(items, merges), self.positions.device))
         self._filled.append((launch, layer, programs, block))
         return launch
 
 
 class DecodeStep(PackedStep):
     """A step with one token each of up to ``rows`` sessions. Rows without a session, which at first are all of them,
-    have position 0 and write to the scratch page.
+    have position 0 and write to the scratch page. ``tables``: as many as pages have parts.
     """
 
-    def __init__(self, tier: MemoryTier, tables: Tables, rows: int) -> None:
+    def __init__(self, tier: MemoryTier, tables: Sequence[Tables], rows: int) -> None:
+        assert tier.scratch is not None
         self.tier = tier
         self.tokens = rows
         self._tables = tables
-        self._nothing = tier.slots * tier.page_size  # in the scratch
+        self._nothing = [place * tier.page_size for place in tier.scratch[: len(tables)]]
         self._numbers = put(self._rows([]), tier.device)
         self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
-        self.write_index = self._numbers[2]
+        self.write_index, self.near_write_index = self._numbers[2], self._numbers[-1]
         nobody = SessionCache("", None)
         self.spans = [Span(nobody, row, 1) for row in range(rows)]
         self.origins = {}
+        self.media, self.both_ways = {}, frozenset()  # sessions with media run without graphs
+        self.adapted = None  # and so do those with adapters
         self._masks, self._gathers = {}, {}
         self.numbers = frozenset(range(rows))
-        self._plan = DecodePlan(rows, tables.device[:rows], self.positions[0])
+        self._plan = DecodePlan(rows, [table.device[:rows] for table in tables], self.positions[0])
         self.plans = {TritonPlan.key(self.numbers): self._plan}
 
     def fill(self, sessions: Sequence[SessionCache]) -> None:
         """Set the step to the next token of each of ``sessions``, of which there may be fewer than rows."""
-        self._tables.fill(sessions, self.tokens)
+        for table in self._tables:
+            table.fill(sessions, self.tokens)
         refill(self._numbers, self._rows(sessions))
         self._plan.fill([session.length for session in sessions])
 
     def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
-        """Token id, position and write index of each row, ``[3, rows]`` int64."""
+        """Token id, position and write index in each part of pages of each row, ``[3 or 4, rows]`` int64."""
         size, count = self.tier.page_size, len(sessions)
         lengths = [session.length for session in sessions]
-        numbers = np.zeros((3, self.tokens), np.int64)
-        numbers[2, count:] = self._nothing
+        numbers = np.zeros((2 + len(self._nothing), self.tokens), np.int64)
         numbers[0, :count] = [session.token_ids[at] for session, at in zip(sessions, lengths, strict=True)]
         numbers[1, :count] = lengths
-        numbers[2, :count] = [s.slots.item(at // size) for s, at in zip(sessions, lengths, strict=True)]
-        numbers[2, :count] = numbers[2, :count] * size + numbers[1, :count] % size
+        for near, (nothing, places) in enumerate(zip(self._nothing, numbers[2:], strict=True)):
+            places[count:] = nothing
+            tables = (session.near_slots if near else session.slots for session in sessions)
+            places[:count] = [slots.item(at // size) for slots, at in zip(tables, lengths, strict=True)]
+            places[:count] = places[:count] * size + numbers[1, :count] % size
         return numbers

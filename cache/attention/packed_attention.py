@@ -116,15 +116,15 @@ class PackedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``attend`` for layer ``index`` in compiled code, where ``key`` and ``value`` are not stored yet: they are
-        stored here. Raises Unsupported outside of a step.
+        """``attend`` for layer ``index`` in compiled code, where ``key [1, heads, T, D]`` and ``value [1, heads, T,
+        Dv]`` are not stored yet: they are stored here. ``sinks``: ``[H]``. Raises Unsupported outside of a step.
         """
         step, source = self.step, self.sources.get(index)
         if step is None or source is None:
             raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
         self.calls += 1
         if source == index:
-            step.tier.write(index, step.write_index, key, value)
+            step.tier.write(index, step.write_positions(index), key, value)
         step.origins[id(key)] = (source, key, value)
         return self._over(step, index, query, key, value, scaling, softcap, sinks)
 
@@ -174,9 +174,9 @@ class PackedAttention:
         """Let the device's backends fill rows of ``out``, one after the other. Returns the numbers of the spans that
         none took.
         """
-        left = step.numbers
+        left = step.numbers - step.both_ways  # backends know only keys that come before
         if source is None:
-            return left
+            return step.numbers
         signature = Signature.of(step.tier.shapes[source], query, scores, layer)
         fitting = self._backends.get(signature)
         if fitting is None:
@@ -187,7 +187,7 @@ class PackedAttention:
             if plan is not None:
                 backend.attend(plan, step, layer, source, query, scores, out)
                 left = plan.unhandled
-        return left
+        return left | step.both_ways
 
     def _spans(
         self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, left: frozenset[int]
@@ -229,7 +229,7 @@ def _attend_compiled(
     return _attentions[number].attend_compiled(query, key, value, *rest)
 
 
-def _shaped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _result_like(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The shape and dtype of the result, for the compiler."""
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
@@ -241,7 +241,7 @@ _library.define(
     "float? scaling, float? softcap, Tensor? sinks) -> Tensor"
 )
 _library.impl("attend", _attend_compiled, "CompositeExplicitAutograd")
-torch.library.register_fake("warmturn::attend", _shaped, lib=_library)
+torch.library.register_fake("warmturn::attend", _result_like, lib=_library)
 
 
 def attend(
@@ -264,7 +264,7 @@ def attend(
         grouped = k.shape[0] != query.shape[0]
         rows = query.shape[1]
         if seen is not None and query.device.type == "cpu" and query.dtype is not torch.float32:
-            query, k, v, seen = _rounded(query, k, v, seen)
+            query, k, v, seen = _pad_to_round(query, k, v, seen)
         mask = None if seen is None else seen[None, None]
         out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, scale=scale, enable_gqa=grouped)
         return out[0, :, :rows]
@@ -283,7 +283,7 @@ def attend(
     return weights.to(v.dtype) @ v
 
 
-def _rounded(
+def _pad_to_round(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same inputs with queries and keys padded to multiples of ``_ROUND``.

@@ -109,17 +109,19 @@ def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: 
     for (cached, new), count in zip(spec.sessions, pages, strict=True):
         session = SessionCache("", None)
         session.token_ids = array("i", bytes(4 * (cached + new)))
-        session.fed(cached)
+        session.on_fed(cached)
         if spec.hidden:
             session.hide(cached // 3, cached // 2)
         session.pages = [Page(tier, slots.pop()) for _ in range(count)]
         sessions.append((session, new))
-    for pool in (tier.keys[0], tier.values[0]):
-        pool.fill_(float("nan"))
+    pairs = ((tier.keys[0], shape.key, shape.key_dim), (tier.values[0], shape.value, shape.value_dim))
+    for pool, record, dim in pairs:
+        pool.fill_(float("nan") if record is None else 255)  # bytes of 255 are NaN
         for session, new in sessions:
-            rows = torch.randn(session.length + new, *pool.shape[2:], generator=random).to(device, shape.dtype)
+            rows = torch.randn(session.length + new, shape.key_heads, dim, generator=random).to(device, shape.dtype)
+            stored = rows if record is None else record.pack(rows)
             for at, slot in enumerate(session.slots.tolist()):
-                there = rows[at * _PAGE : (at + 1) * _PAGE]
+                there = stored[at * _PAGE : (at + 1) * _PAGE]
                 pool[slot, : len(there)] = there
     return PackedStep(sessions, tier)
 

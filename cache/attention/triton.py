@@ -19,7 +19,9 @@ import torch
 from cache.attention.backend import Signature, once
 from cache.attention.self_test import SelfTest
 from cache.attention.work_list import ITEM, Place, divide, tiles
+from cache.memory.codec import Codec
 from cache.memory.stream import put
+from cache.memory.token_record import TokenRecord
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 
@@ -27,6 +29,7 @@ log = logging.getLogger("warmturn.engine")
 
 _FAR = 1 << 30  # tokens: a window that holds everything
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}  # as the kernel knows them
 _WIDEST = 512  # numbers of a head
 _DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: of spans that fit one of 16, and of others
 _SHARED = 90 << 10  # bytes of a tile and its keys and values; small GPUs have 99 KiB, and some of it is used otherwise
@@ -85,14 +88,15 @@ class TritonPlan:
     def __init__(
         self,
         places: list[Place],
-        table: torch.Tensor,
+        tables: Sequence[torch.Tensor],
         positions: torch.Tensor,
         flags: torch.Tensor | None = None,
     ) -> None:
-        """``places``: of each span. ``table``: slots of their pages, ``[spans, pages]`` int32. ``positions``: of all
-        tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans, flagged]`` uint8.
+        """``places``: of each span. ``tables``: slots of their pages, ``[spans, pages]`` int32 for each part of pages.
+        ``positions``: of all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans, flagged]``
+        uint8.
         """
-        self.table, self.positions, self.flags = table, positions, flags
+        self.tables, self.positions, self.flags = tables, positions, flags
         self.places = places
         self._launches: dict[Any, list[Launch]] = {}
 
@@ -124,7 +128,7 @@ class TritonPlan:
         tokens = min(rows // group, max(self.places[number].size for number in chosen))
         made = divide(tiles(self.places, chosen, tokens, layer), programs, block, tokens)
         items, merges = len(made.items), len(made.merges)
-        return Launch(rows, tokens, items, merges, put(made.padded(items, merges), self.table.device))
+        return Launch(rows, tokens, items, merges, put(made.pad(items, merges), self.positions.device))
 
     @staticmethod
     def key(spans: frozenset[int]) -> tuple[Any, ...]:
@@ -137,9 +141,11 @@ class TritonPlan:
         chosen = [step.spans[number] for number in sorted(spans)]
         size, device = step.tier.page_size, step.tier.device
         pages = [-(-span.stop // size) for span in chosen]
-        table = np.zeros((len(chosen), max(pages, default=0)), np.int32)
+        tables = np.zeros((2 if step.tier.near_layers else 1, len(chosen), max(pages, default=0)), np.int32)
         for row, (count, span) in enumerate(zip(pages, chosen, strict=True)):
-            table[row, :count] = span.session.slots[:count]
+            tables[0, row, :count] = span.session.slots[:count]
+            if step.tier.near_layers:  # of one that does not exist nothing is read
+                tables[1, row, :count] = np.maximum(span.session.near_slots[:count], 0)
         flags = None
         if any(span.session.hidden for span in chosen):
             flags = np.ones((len(chosen), max(span.start for span in chosen)), np.uint8)
@@ -147,7 +153,7 @@ class TritonPlan:
                 flags[row, : span.start] = np.frombuffer(bytes(span.session.mask), np.uint8)
         places = [Place(span.row, span.size, span.start) for span in chosen]
         shown = None if flags is None else put(flags, device)
-        return cls(places, put(table, device), step.positions[0], shown)
+        return cls(places, [*put(tables, device)], step.positions[0], shown)
 
 
 class TritonBackend:
@@ -158,7 +164,7 @@ class TritonBackend:
         self._functions: Any = import_module("cache.attention.kernels.paged")
         cuda = device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 8
-        self._none = torch.zeros(1, device=device)  # passed for tensors that are not used
+        self._none = torch.zeros(1, 1, 1, device=device)  # passed for tensors that are not used
         self._self_test = SelfTest(self, "attention over pages", device)
 
     def fits(self, signature: Signature) -> bool:
@@ -185,37 +191,47 @@ class TritonBackend:
         out: torch.Tensor,
     ) -> None:
         """See ``Backend.attend``."""
-        tier = step.tier
+        tier, table = step.tier, plan.tables[step.is_near(layer)]
+        shape = tier.shapes[source]
         query = query if query.stride(2) == 1 else query.contiguous()
-        keys, values = tier.keys[source], tier.values[source]
+        keys, key_scales = self._parts(tier.keys[source], shape.key)
+        values, value_scales = self._parts(tier.values[source], shape.value)
         heads, key_heads, dim, width = query.shape[0], keys.shape[2], keys.shape[3], values.shape[3]
         group, widest = heads // key_heads, max(dim, width)
-        wished = (_DECODE_ROWS,) if keys.element_size() == 4 else (_DECODE_ROWS, _ROWS)
-        shapes = {shape.rows: shape for shape in (launch_shape(keys.dtype, group, rows, widest) for rows in wished)}
-        programs, block = -(-2 * self._processors // key_heads), min(shape.keys for shape in shapes.values())
+        wished = (_DECODE_ROWS,) if query.element_size() == 4 else (_DECODE_ROWS, _ROWS)
+        shapes = {one.rows: one for one in (launch_shape(query.dtype, group, rows, widest) for rows in wished)}
+        programs, block = -(-2 * self._processors // key_heads), min(one.keys for one in shapes.values())
         sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else self._none
         padded = max(16, next_power_of_two(width))
         for launch in plan.launches(layer, group, [*shapes], programs, block):
-            shape, parts, stats = shapes[launch.rows], self._none, self._none
+            made, parts, stats = shapes[launch.rows], self._none, self._none
             items, merges = launch.work[: launch.items * ITEM], launch.work[launch.items * ITEM :]
             if launch.merges:
                 parts = torch.empty(launch.items * launch.tokens, heads, padded, device=out.device)
                 stats = torch.empty(launch.items * launch.tokens, heads, 2, device=out.device)
             self._functions.attend[(launch.items * key_heads,)](
-                query, keys, values, out, parts, stats, sinks, plan.table, items, plan.positions,
+                query, keys, values, key_scales, value_scales, out, parts, stats, sinks, table, items, plan.positions,
                 self._none if plan.flags is None else plan.flags, 0 if plan.flags is None else plan.flags.shape[1],
-                plan.table.stride(0), query.stride(1), query.stride(0), *keys.stride()[:3], *values.stride()[:3],
+                table.stride(0), query.stride(1), query.stride(0), *keys.stride()[:3], *values.stride()[:3],
+                *key_scales.stride()[:2], *value_scales.stride()[:2],
                 float(scores.scale), float(scores.softcap or 0.0), layer.window or _FAR, heads, key_heads,
-                GROUP=group, ROWS=shape.rows, KEYS=shape.keys, PAGE=tier.page_size, DIM=dim, VALUE=width,
+                GROUP=group, ROWS=made.rows, KEYS=made.keys, PAGE=tier.page_size, DIM=dim, VALUE=width,
                 PADDED=max(16, next_power_of_two(dim)), PADDED_VALUE=padded, CHUNKED=layer.reach is Reach.CHUNKED,
                 CAPPED=scores.softcap is not None, SINKS=scores.sinks is not None, FLAGS=plan.flags is not None,
-                num_warps=shape.warps, num_stages=shape.stages,
+                CODEC=_CODECS[shape.codec], num_warps=made.warps, num_stages=made.stages,
             )  # fmt: skip
             if launch.merges:
                 self._functions.merge[launch.merges, heads](
                     parts, stats, out, sinks, merges, launch.tokens, heads,
                     VALUE=width, PADDED_VALUE=padded, PARTS=_PARTS, SINKS=scores.sinks is not None,
                 )  # fmt: skip
+
+    def _parts(self, pool: torch.Tensor, record: TokenRecord | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The numbers ``[slots, page_size, heads, dim]`` of a pool, and their scales ``[slots, page_size, heads]``."""
+        if record is None:
+            return pool, self._none
+        numbers = record.numbers(pool)
+        return numbers.view(torch.int8) if record.codec is Codec.INT8 else numbers, record.scales(pool)
 
 
 @cache

@@ -46,7 +46,9 @@ class VarlenPlan:
         ends = put(np.array([np.cumsum([0, *sizes]), np.cumsum([0, *keys])], np.int32), device)
         self.query_ends, self.key_ends = ends[0], ends[1]
         self.longest, self.longest_keys = max(sizes), max(keys)
-        self.places = put(np.concatenate([step.places(s, f) for s, f in zip(chosen, firsts, strict=True)]), device)
+        self.places = put(
+            np.concatenate([step.places(s, f, layer) for s, f in zip(chosen, firsts, strict=True)]), device
+        )
         self.rows = put(np.concatenate([np.arange(s.row, s.row + s.size) for s in chosen]), device)
         # Aligned to the last key: a query sees the keys up to its own, and in a window the last of them.
         self.window = (-1, 0) if layer.window is None else (layer.window - 1, 0)
@@ -58,7 +60,7 @@ class VarlenBackend:
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
         self._function = function
         self._options = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}
-        self._self_test = SelfTest(self, "varlen_attn", device, _tried)
+        self._self_test = SelfTest(self, "varlen_attn", device, _trial_steps)
 
     def fits(self, signature: Signature) -> bool:
         """See ``Backend.fits``."""
@@ -94,7 +96,7 @@ class VarlenBackend:
         """See ``Backend.attend``."""
         from torch.nn.attention.varlen import AuxRequest
 
-        keys, values = (pool[source].flatten(0, 1)[plan.places] for pool in (step.tier.keys, step.tier.values))
+        keys, values = step.tier.tokens(source, plan.places)
         whole = len(plan.rows) == step.tokens
         rows = (query if query.stride(2) == 1 else query.contiguous()).transpose(0, 1)
         found, sums = self._function(
@@ -115,7 +117,7 @@ class VarlenBackend:
         out.index_copy_(0, plan.rows, found)
 
 
-def _tried(signature: Signature) -> Iterator[StepSpec]:
+def _trial_steps(signature: Signature) -> Iterator[StepSpec]:
     """The steps of the self-test without hidden tokens."""
     return (StepSpec(sessions, False) for sessions in self_test.SESSIONS)
 

@@ -38,7 +38,7 @@ class WorkList(NamedTuple):
     items: Array
     merges: Array
 
-    def padded(self, items: int, merges: int) -> Array:
+    def pad(self, items: int, merges: int) -> Array:
         """Both in one array of a fixed size: ``items * 6`` numbers and ``merges * 3``. Empty items have no tokens,
         empty merges the row -1.
         """

@@ -39,8 +39,8 @@ class HostOffload:
         self._next = 0
 
     def down(self, source: torch.Tensor, there: Sequence[int], target: torch.Tensor, here: Sequence[int]) -> None:
-        """Copy the pages ``there`` of a device pool to the slots ``here`` of a pinned pool. Complete after
-        ``settle``.
+        """Copy the pages ``there`` of a device pool to the slots ``here`` of a pinned pool, both ``[slots, page, ...]``
+        with the same dtype. Complete after ``settle``.
         """
         steps = torch.cuda.current_stream(self._device)
         for at, size in self._chunks(source, len(there)):
@@ -53,8 +53,8 @@ class HostOffload:
                 used.record(self._stream)
 
     def up(self, source: torch.Tensor, there: Sequence[int], target: torch.Tensor, here: Sequence[int]) -> None:
-        """Copy the pages ``there`` of a pinned pool to the slots ``here`` of a device pool, before any later work on
-        the current stream.
+        """Copy the pages ``there`` of a pinned pool to the slots ``here`` of a device pool, both ``[slots, page, ...]``
+        with the same dtype, before any later work on the current stream.
         """
         steps = torch.cuda.current_stream(self._device)
         for at, size in self._chunks(source, len(there)):

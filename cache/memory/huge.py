@@ -34,8 +34,8 @@ def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def resident(tensor: torch.Tensor) -> tuple[int, int]:
-    """Bytes of the tensor's mapping that are in memory, and how many of these are in huge pages, as the system tells
-    (Linux). Zeros where it does not. Mappings that follow each other count as one.
+    """Bytes of the mapping of a tensor of any shape that are in memory, and how many of these are in huge pages, as the
+    system tells (Linux). Zeros where it does not. Mappings that follow each other count as one.
     """
     figures, within = {"Rss": 0, "AnonHugePages": 0}, False
     with suppress(OSError):

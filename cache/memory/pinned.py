@@ -20,7 +20,8 @@ log = logging.getLogger("warmturn.engine")
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised pinned tensor, in memory pages of its own; it is unpinned when its memory is freed.
+    """An uninitialised pinned tensor of this shape and dtype, in memory pages of its own; it is unpinned when its
+    memory is freed.
 
     If the memory cannot be pinned a warning is logged; copies between it and a GPU are then correct, but block the
     calling thread.

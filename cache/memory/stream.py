@@ -25,7 +25,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """``array`` as a tensor on ``device``, copied as by ``copy_to_device``."""
+    """``array`` as a tensor of its shape and dtype on ``device``, copied as by ``copy_to_device``."""
     return copy_to_device(torch.from_numpy(array), device)
 
 
@@ -61,7 +61,7 @@ class HostCopy:
             self._there.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait for the copy; returns the tensors on the CPU."""
+        """Wait for the copy; returns the tensors, of the shapes and dtypes that they had, on the CPU."""
         if self._there is not None:
             self._there.synchronize()
         return self._here

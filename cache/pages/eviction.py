@@ -28,7 +28,7 @@ SALT = "#"  # no tenant has it in its name
 _WINDOW = 256  # sessions whose worth is compared, least recently used first: the cost of a choice is bounded
 
 
-def scoped(tenant: str, salt: str) -> str:
+def scope_name(tenant: str, salt: str) -> str:
     """The name under which sessions of a tenant with that salt are kept, separate from its others; ``salt`` "" is
     none.
     """

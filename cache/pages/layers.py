@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
 
+_SLACK = 16
+
 
 class Reach(StrEnum):
     """Which keys a query at position ``p`` may see; all are causal."""
@@ -45,12 +47,46 @@ class AttentionLayer:
 
     def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Which keys at positions ``[1, m]`` the queries at positions ``[n, 1]`` may see; bool ``[n, m]``."""
-        seen = key <= query
+        return (key <= query) & self.near(query, key)
+
+    def near(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """``sees [n, m]`` without the order of time: which keys are in the window of each query, also later ones."""
         if self.window is None:
-            return seen
-        near = key > query - self.window
-        same = key // self.window == query // self.window
-        return seen & (near if self.reach is Reach.SLIDING else same)
+            return torch.ones_like(key <= query)
+        if self.reach is Reach.SLIDING:
+            return key > query - self.window
+        return key // self.window == query // self.window
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windowed layers of a model: ``layers`` are those that store KV, ``kinds`` one layer of each kind."""
+
+    layers: frozenset[int]
+    kinds: tuple[AttentionLayer, ...]
+
+    def first_key(self, position: int) -> int:
+        """The first position that the query at ``position`` may see in any of them."""
+        return min(kind.first_key(position) for kind in self.kinds)
+
+    def first_kept(self, length: int) -> int:
+        """The first position that a session of ``length`` tokens keeps however full memory is: what its next token
+        sees, and what it would see without the newest sixteenth of that. Clients often write the end of a reply
+        differently.
+        """
+        return self.first_key(length - (length - self.first_key(length)) // _SLACK)
+
+
+def windows_of(layers: list[AttentionLayer], sources: dict[int, int | None]) -> Windows | None:
+    """The windowed layers; None if there are none, or if a layer reads the keys of one of another kind. ``sources``:
+    the layer whose keys each layer reads.
+    """
+    if any(source is None or layers[at].kind != layers[source].kind for at, source in sources.items()):
+        return None
+    near = [at for at, layer in enumerate(layers) if layer.window is not None]
+    stored = frozenset(at for at in near if layers[at].stores)
+    kinds = {layers[at].kind: layers[at] for at in near}
+    return Windows(stored, tuple(kinds.values())) if stored else None
 
 
 class ScoreOptions(NamedTuple):

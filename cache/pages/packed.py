@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
+from cache.pages.media import BothWays, TimelineMedia
 from cache.pages.session import SessionCache
 
 
@@ -57,16 +58,38 @@ class PackedStep:
             row += count
         self.tokens = row
         self.numbers = frozenset(range(len(self.spans)))  # of the spans
+        sessions = ((number, span.session.media) for number, span in enumerate(self.spans))
+        self.media: dict[int, TimelineMedia] = {number: media for number, media in sessions if media is not None}
+        self.both_ways = frozenset(n for n, media in self.media.items() if media.looks_ahead(*self.range(n)))
+        self.adapted: Any = None  # the rows by adapter, where some have one: see ``scheduler.adapters``
         self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
         self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self.plans: dict[Any, Any] = {}  # of attention backends: what they must know of it
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
-        tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.spans])
-        places = np.concatenate([self.places(s, s.start) for s in self.spans])
-        numbers = put(np.stack([tokens, positions, places]), tier.device)
+        tokens = np.concatenate([np.asarray(s.session.next_tokens(s.size), np.int64) for s in self.spans])
+        parts = (False, True) if tier.near_layers else (False,)
+        places = [np.concatenate([self._places(s, s.start, near) for s in self.spans]) for near in parts]
+        numbers = put(np.stack([tokens, positions, *places]), tier.device)
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
+        self.near_write_index = numbers[-1]  # [T]
+
+    def write_positions(self, layer: int) -> torch.Tensor:
+        """Slot * page_size + offset of the step's tokens in the pools of the layer with this number, ``[T]`` int64."""
+        return self.near_write_index if layer in self.tier.near_layers else self.write_index
+
+    def is_near(self, layer: AttentionLayer) -> bool:
+        """Whether layers of this kind read the near parts of pages."""
+        return bool(self.tier.near_layers) and layer.window is not None
+
+    def table(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
+        """The page table of ``span``'s session for layers of this kind, on the device: int32 ``[pages]``."""
+        return span.session.table(self.tier.device, self.is_near(layer))
+
+    def range(self, number: int) -> tuple[int, int]:
+        """The positions of the new tokens of span ``number``: first, and behind the last."""
+        return self.spans[number].start, self.spans[number].stop
 
     def first_page(self, span: Span, layer: AttentionLayer) -> int:
         """Index in the page table of the first page that ``span`` sees in ``layer``."""
@@ -75,12 +98,12 @@ class PackedStep:
     def pages(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
         """The slots of the pages that ``span`` sees in ``layer``, in order, ``[pages]`` int64."""
         last = -(-span.stop // self.tier.page_size)
-        return span.session.table(self.tier.device)[self.first_page(span, layer) : last]
+        return self.table(span, layer)[self.first_page(span, layer) : last]
 
     def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
         """Slot * page_size + offset of every key that the step sees in ``layer``, span after span, ``[keys]`` int64."""
         if layer.kind not in self._gathers:
-            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.spans])
+            places = np.concatenate([self.places(s, layer.first_key(s.start), layer) for s in self.spans])
             self._gathers[layer.kind] = put(places, self.tier.device)
         return self._gathers[layer.kind]
 
@@ -101,20 +124,45 @@ class PackedStep:
         query = torch.arange(span.start, span.stop, device=device)[:, None]
         key = torch.arange(first, span.stop, device=device)[None]
         seen = layer.sees(query, key)
+        if span.session.media is not None and span.session.media.looks_ahead(span.start, span.stop):
+            seen = self._both_ways(span.session.media, span, layer, first, seen, query, key)
         if hidden:
             flags = np.frombuffer(bytes(span.session.mask) + b"\x01" * span.size, np.bool_)[first:]
             seen &= torch.from_numpy(flags.copy()).to(device)
         return seen
 
+    @staticmethod
+    def _both_ways(
+        media: TimelineMedia,
+        span: Span,
+        layer: AttentionLayer,
+        first: int,
+        seen: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+    ) -> torch.Tensor:
+        """``seen`` with what rows of media see besides. Blocks of rows begin in the span that they are fed with."""
+        blocks = torch.from_numpy(media.blocks(first, span.stop)).to(seen.device)
+        same = (blocks[None] >= 0) & (blocks[span.start - first :, None] == blocks[None])
+        if media.rule is BothWays.BEYOND:
+            return seen | same
+        if media.rule is BothWays.WINDOWS and layer.window is None:
+            return seen
+        return seen | (same & layer.near(query, key))
+
     def offsets(self) -> torch.Tensor:
         """For each row its position minus its index in the step: ``[T]`` int64."""
         return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
 
-    def places(self, span: Span, first: int) -> np.ndarray[Any, Any]:
-        """Slot * page_size + offset of positions ``first .. stop``, int64."""
+    def places(self, span: Span, first: int, layer: AttentionLayer) -> np.ndarray[Any, Any]:
+        """Slot * page_size + offset of positions ``first .. stop`` in layers of this kind, int64."""
+        return self._places(span, first, self.is_near(layer))
+
+    def _places(self, span: Span, first: int, near: bool) -> np.ndarray[Any, Any]:
         size = self.tier.page_size
         positions = np.arange(first, span.stop)
-        return span.session.slots[positions // size] * size + positions % size
+        slots = span.session.near_slots if near else span.session.slots
+        return slots[positions // size] * size + positions % size
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
@@ -178,11 +226,10 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 raise NotInPlace
             return key_states, value_states
         tier = self.step.tier
-        tier.write(layer_idx, self.step.write_index, key_states, value_states)
+        tier.write(layer_idx, self.step.write_positions(layer_idx), key_states, value_states)
         if layer_idx not in self.in_place:
             index = self.step.gather_index(self.kinds[layer_idx])
-            key_states = tier.keys[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
-            value_states = tier.values[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
+            key_states, value_states = (part.transpose(0, 1)[None] for part in tier.tokens(layer_idx, index))
         # The tensors are kept, so that their identity stays theirs for the whole step.
         self.step.origins[id(key_states)] = (layer_idx, key_states, value_states)
         return key_states, value_states
@@ -194,7 +241,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         if torch.compiler.is_compiling():
             raise NotInPlace
         index = self.step.gather_index(self.kinds[layer_idx])
-        return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
+        return self.step.tier.write_index(layer_idx, self.step.write_positions(layer_idx), indexer_key_states)[index][
+            None
+        ]
 
     def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
         """For each row its position minus its index in the step, ``[T]`` int64: code that adds the index to it gets the

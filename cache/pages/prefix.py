@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from typing import Generic, Protocol, TypeVar
 
+from cache.media_ids import uncut
 from cache.pages.session import common_prefix
 
 
@@ -50,7 +51,7 @@ class PrefixIndex(Generic[S]):
 
     def match(self, prompt: array[int]) -> tuple[S | None, int]:
         """The session with the longest common prefix with ``prompt``, and that prefix's length in tokens; (None, 0) if
-        there is no common prefix.
+        there is no common prefix. It ends in no medium.
 
         If several are equally long, a session that ends there is preferred to one that continues.
         """
@@ -63,7 +64,8 @@ class PrefixIndex(Generic[S]):
             node, depth = child, depth + shared
             if shared < len(child.tokens):
                 break
-        return (self._any(node), depth) if depth else (None, 0)
+        shared = uncut(prompt, depth)
+        return (self._any(node), shared) if shared else (None, 0)
 
     def put(self, session: S) -> None:
         """Index the shareable tokens of ``session`` as they are now, replacing its earlier entry."""

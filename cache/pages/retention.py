@@ -12,6 +12,8 @@ from cache.pages.eviction import payer
 from cache.pages.think_time import PRIORS, GapHistogram, ThinkTimes
 from cache.tier import StopKind
 
+_SELDOM = 0.1  # of the conversations go on
+
 
 class Stop:
     """The end of a turn, from which its conversation may go on: ``at`` that time. Sessions that share it are branches
@@ -117,6 +119,10 @@ class Retention:
     def is_late(self, stop: Stop | None, now: float) -> bool:
         """Whether its age is more than nine of ten conversations take that go on."""
         return stop is None or stop.returned or now - stop.since > stop.scored.late
+
+    def may_return(self, stop: Stop | None) -> bool:
+        """Whether conversations of this kind go on often enough for their KV to be written while turns run."""
+        return stop is not None and not stop.returned and stop.scored.returning > _SELDOM
 
     def hold_seconds(self) -> dict[str, float]:
         """For each kind of stop, the age in seconds past which a session is late, over all tenants."""

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from cache.media_ids import uncut
 from cache.memory.stream import put
 from cache.pages import state as states
+from cache.pages.layers import Windows
+from cache.pages.media import TimelineMedia
 from cache.pages.pool import Page
 from cache.pages.retention import Stop
+from cache.pages.timeline_key import TimelineKey
 from cache.segments.chain import Owner, Segment
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
@@ -41,11 +45,15 @@ class SessionCache:
 
     Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those; ``pages``
     cover at least ``length`` tokens. ``token_ids[length:]`` are still to be fed: the rest of a prompt, or the pending
-    token. ``mask`` holds one flag per fed token: 1, or 0 for a hidden one.
+    token. ``mask`` holds one flag per fed token: 1, or 0 for a hidden one. With a ``key`` it has marked
+    the first of ``token_ids``.
 
     A ``stateful`` session also has a ``state`` at ``length`` that is not in pages (recurrent layers, a model's own
     cache object). It can be rewound only to its ``checkpoints``: clones of the state at turn boundaries, which are
     never changed.
+
+    If pages are divided, it holds the near parts of all pages but the first ``released``: these lie before what its
+    next token sees.
 
     The first ``saved_length`` tokens are also stored below memory, up to the segment ``saved``, or will be when the
     write in progress is complete. A ``private`` session's KV was imported by a client, and no other session may reuse
@@ -58,12 +66,16 @@ class SessionCache:
         self.token_ids: array[int] = array("i")
         self.mask = bytearray()
         self.pages: list[Page] = []
+        self.released = 0
+        self.began = 0  # length at which the newest turn began
         self.running = False
         self.counted = 0  # pages for which our tenant is accountable
         self.warm = False  # our pages count us as warm: running, or idle on the device
         self.hidden = 0  # zeros in the mask
         self.long = False  # computed on the long side of a RoPE threshold
         self.source: array[int] | None = None  # what the encoder of an encoder-decoder model reads
+        self.key: TimelineKey | None = None  # of the adapter with which the running turn computes
+        self.media: TimelineMedia | None = None  # of the prompt that runs on it, if it has pictures
         self.stateful = stateful
         self.state: Any = None
         self.checkpoints: dict[int, Any] = {}
@@ -76,8 +88,9 @@ class SessionCache:
         self.stop: Stop | None = None  # the turn's end from which it goes on; None while it runs
         self.spared: tuple[SessionCache, ...] = ()  # while it runs: idle sessions that are not evicted for its sake
         self._anonymous = uuid.uuid4().hex
-        self._table: torch.Tensor | None = None
+        self._tables: dict[bool, torch.Tensor] = {}
         self._slots: np.ndarray[Any, Any] | None = None
+        self._near_slots: np.ndarray[Any, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -89,9 +102,18 @@ class SessionCache:
         """The tokens whose KV is stored."""
         return self.token_ids[: self.length]
 
-    def owed(self, count: int) -> array[int]:
-        """The next ``count`` tokens to feed, int32."""
-        return self.token_ids[self.length : self.length + count]
+    def next_tokens(self, count: int) -> array[int]:
+        """The next ``count`` tokens to feed, int32, as the model knows them."""
+        return self.plain(self.length, self.length + count)
+
+    def plain(self, start: int, stop: int) -> array[int]:
+        """The tokens ``start..stop``, int32, as the model knows them."""
+        ids = self.token_ids[start:stop]
+        return ids if self.key is None else self.key.plain(ids, start)
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Tokens that are to be fed behind the others."""
+        self.token_ids.extend(ids if self.key is None else self.key.mark(ids, len(self.token_ids)))
 
     @property
     def owner(self) -> Owner:
@@ -109,9 +131,9 @@ class SessionCache:
 
     def reachable(self, prompt: array[int]) -> int:
         """The length of the common prefix of ``prompt`` and the cached tokens, less than the prompt's length, since one
-        token must be left to feed.
+        token must be left to feed. It ends in no medium.
         """
-        return min(common_prefix(self.cached, prompt), len(prompt) - 1)
+        return uncut(prompt, min(common_prefix(self.cached, prompt), len(prompt) - 1))
 
     def reach(self, length: int) -> int:
         """The longest length, at most ``length``, to which this cache can be rewound."""
@@ -122,7 +144,7 @@ class SessionCache:
     def checkpoint(self) -> None:
         """Keep a checkpoint of the state at this length; the oldest ones beyond ``CHECKPOINTS`` are dropped."""
         if self.stateful and self.length and self.length not in self.checkpoints:
-            self.checkpoints[self.length] = states.hosted(self.state)
+            self.checkpoints[self.length] = states.copy_to_host(self.state)
             while len(self.checkpoints) > CHECKPOINTS:
                 del self.checkpoints[min(self.checkpoints)]
 
@@ -131,7 +153,7 @@ class SessionCache:
         """Bytes of the state and its checkpoints; checkpoints that sessions share are counted for each of them."""
         return states.nbytes([self.state, *self.checkpoints.values()]) if self.stateful else 0
 
-    def fed(self, count: int) -> None:
+    def on_fed(self, count: int) -> None:
         """A step has fed the next ``count`` of ``token_ids``."""
         assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
         self.mask.extend(b"\x01" * count)
@@ -140,7 +162,7 @@ class SessionCache:
         """Append tokens that the next step feeds behind the pending one and that ``undraft`` removes. Returns where the
         session is before that step.
         """
-        self.token_ids.extend(ids)
+        self.append(ids)
         return Position(self.length, states.clone(self.state) if self.stateful else None)
 
     def undraft(self, before: Position, length: int) -> Position:
@@ -148,7 +170,8 @@ class SessionCache:
         ``fed`` to count those that turn out to be right. A state that has read a wrong token is of no use: a stateful
         session goes back to where it was ``before`` the step. Returns where the step has left it, for ``advance``.
         """
-        after = Position(self.length, self.state)
+        # A copy, since the state may lie in a row of a batch, which another session takes then (see ``StateRows``).
+        after = Position(self.length, states.clone(self.state) if self.stateful else None)
         del self.token_ids[length:]
         del self.mask[before.length if self.stateful else length :]
         if self.stateful:
@@ -157,7 +180,7 @@ class SessionCache:
 
     def advance(self, after: Position) -> None:
         """All drafted tokens turned out to be right: a stateful session is where the step has left it."""
-        self.fed(after.length - self.length)
+        self.on_fed(after.length - self.length)
         self.state = after.state
 
     def hide(self, start: int, stop: int) -> None:
@@ -195,17 +218,41 @@ class SessionCache:
             self._slots = np.array([page.slot for page in self.pages], np.int64)
         return self._slots
 
-    def table(self, device: torch.device) -> torch.Tensor:
-        """``slots`` on ``device``, ``[pages]`` int64."""
-        if self._table is None:
-            self._table = put(self.slots, device)
-        return self._table
+    @property
+    def near_slots(self) -> np.ndarray[Any, Any]:
+        """The same for the near parts; -1 for one that does not exist."""
+        if self._near_slots is None:
+            self._near_slots = np.array([page.near for page in self.pages], np.int64)
+        return self._near_slots
+
+    def table(self, device: torch.device, near: bool = False) -> torch.Tensor:
+        """``slots`` or ``near_slots`` on ``device``, ``[pages]`` int64."""
+        if near not in self._tables:
+            self._tables[near] = put(self.near_slots if near else self.slots, device)
+        return self._tables[near]
+
+    def sees_all(self, length: int, windows: Windows, page_size: int) -> bool:
+        """Whether the near parts that the token behind ``length`` others sees exist."""
+        first, stop = windows.first_key(length) // page_size, -(-length // page_size)
+        return all(page.near >= 0 for page in self.pages[first:stop])
+
+    def seen_reach(self, length: int, windows: Windows, page_size: int) -> int:
+        """The longest length, at most ``length``, for which ``sees_all``."""
+        last = -(-length // page_size)  # pages
+        begins, begin = [], 0  # for each page the first of the run of pages with a near part that ends with it
+        for number, page in enumerate(self.pages[:last]):
+            begin = begin if page.near >= 0 else number + 1
+            begins.append(begin)
+        while length > 0 and windows.first_key(length) // page_size < begins[-(-length // page_size) - 1]:
+            length = (length - 1) // page_size * page_size
+        return length
 
     def move(self, device: torch.device) -> None:
         """Move the state to ``device``; checkpoints stay in host memory."""
         if self.stateful:
-            self.state = states.moved(self.state, device)
+            self.state = states.move(self.state, device)
 
-    def moved(self) -> None:
+    def on_pages_moved(self) -> None:
         """Call it when the list of pages or a page's slot has changed: the page table is rebuilt on the next read."""
-        self._table = self._slots = None
+        self._slots = self._near_slots = None
+        self._tables = {}

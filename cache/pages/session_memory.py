@@ -8,7 +8,7 @@ from array import array
 from typing import Any, NamedTuple, Protocol
 
 from cache.pages.pool import PagePool
-from cache.pages.retention import Stop
+from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 
 
@@ -36,6 +36,7 @@ class SessionMemory(Protocol):
     """
 
     pool: PagePool
+    retention: Retention
     stateful: bool
     skeleton: Any
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
@@ -21,23 +21,23 @@ def clone(state: Any) -> Any:
     return combine(lambda tensors: tensors[0].clone(), [state])
 
 
-def hosted(state: Any) -> Any:
+def copy_to_host(state: Any) -> Any:
     """A copy in host memory, as checkpoints are kept."""
     return combine(lambda tensors: tensors[0].to("cpu", copy=True), [state])
 
 
-def moved(state: Any, device: torch.device) -> Any:
+def move(state: Any, device: torch.device) -> Any:
     """``state`` with its tensors on ``device``; tensors that are there already are not copied."""
     return combine(lambda tensors: tensors[0].to(device), [state])
 
 
-def stacked(states: Sequence[Any]) -> Any:
+def stack(states: Sequence[Any]) -> Any:
     """States of several sessions as one batch: tensors are concatenated along their first dimension."""
-    return joined(states, 0)
+    return concatenate(states, 0)
 
 
-def unstacked(state: Any, count: int) -> list[Any]:
-    """The reverse of ``stacked``: one state per session."""
+def unstack(state: Any, count: int) -> list[Any]:
+    """The reverse of ``stack``: one state per session."""
     return [part_of(state, i) for i in range(count)]
 
 
@@ -46,7 +46,7 @@ def part_of(state: Any, i: int) -> Any:
     return combine(lambda tensors: tensors[0][i : i + 1].clone() if tensors[0].dim() else tensors[0], [state])
 
 
-def joined(states: Sequence[Any], dim: int) -> Any:
+def concatenate(states: Sequence[Any], dim: int) -> Any:
     """The states with the tensors at each path concatenated along ``dim``; tensors without dimensions are those of the
     first.
     """
@@ -66,7 +66,7 @@ def nbytes(state: Any) -> int:
 
 
 def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of a state by their dotted paths, as segment files store them."""
+    """All tensors of a state, of any shape, by their dotted paths, as segment files store them."""
     if isinstance(state, torch.Tensor):
         return {path: state}
     found: dict[str, torch.Tensor] = {}
@@ -75,8 +75,34 @@ def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
     return found
 
 
+class TensorPlace(NamedTuple):
+    """Where a state holds a tensor: under ``key`` of a dict, list or tuple."""
+
+    container: Any
+    key: Any
+    tensor: torch.Tensor
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the tensor is still there."""
+        return self.container[self.key] is self.tensor
+
+
+def places_of(state: Any) -> list[TensorPlace]:
+    """All places of a state that hold a tensor."""
+    container = vars(state) if _is_holder(state) else state
+    found: list[TensorPlace] = []
+    for key, child in _children(state):
+        found += [TensorPlace(container, key, child)] if isinstance(child, torch.Tensor) else places_of(child)
+    return found
+
+
 def facts_of(state: Any, path: str = "") -> dict[str, Any]:
-    """All numbers, flags, strings and None values of a state by their dotted paths, as segment files store them."""
+    """All numbers, flags, strings and None values of a state by their dotted paths, as segment files store them. What
+    torch notes on tensors is not part of a state.
+    """
+    if isinstance(state, torch.Tensor):
+        return {}
     if state is None or isinstance(state, (bool, int, float, str)):
         return {path: state}
     found: dict[str, Any] = {}

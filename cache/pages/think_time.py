@@ -50,6 +50,11 @@ class GapHistogram:
         """How many observations it is worth, older ones counting less, and its prior."""
         return sum(self._weights)
 
+    @property
+    def returning(self) -> float:
+        """The share of conversations that go on within two days."""
+        return 1.0 - self._weights[_BINS] / self.weight
+
     def copy(self) -> GapHistogram:
         """A histogram of the same shape that is worth no more than a prior."""
         scale = min(1.0, _PRIOR / self.weight)

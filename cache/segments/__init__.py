@@ -1,8 +1,8 @@
 """Segments: files that hold the KV of a range of tokens, and the tree that they form.
 
-Owns: file format, checksums, codecs, the tree.
+Owns: file format, checksums, encoding, the tree.
 
-May import: ``cache.files``.
+May import: ``cache.files``, ``cache.memory.codec``.
 
-Never knows: memory, budgets, threads.
+Never knows: pages, budgets, threads.
 """

@@ -170,7 +170,7 @@ class LooseSegment(NamedTuple):
         return timeline_hash(ids, mask) == self.before and after == segment.after
 
 
-def found(header: Header, place: Place) -> LooseSegment:
+def read_segment(header: Header, place: Place) -> LooseSegment:
     """The segment that the header of a file describes."""
     folder, _, name = (header.parent or "").partition("/")
     segment = Segment(

@@ -1,12 +1,13 @@
-"""The codecs of keys and values in segment files: exact, or int8 or fp8 with one scale per token and head."""
+"""Keys and values as the bytes of a segment file, by their ``Codec``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from math import prod
 
 import torch
+
+from cache.memory.codec import FORMS, Codec, quantise
 
 _ROWS = 1 << 14  # scaled at a time: bounds the float32 copies
 _LARGEST = 1e37  # beyond it a scale times its number could overflow
@@ -14,17 +15,8 @@ _SCALE = 4  # bytes: float32
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Codec(StrEnum):
-    EXACT = "exact"
-    INT8 = "int8"  # off by at most absmax / 254 of its token and head
-    FP8 = "fp8"  # off by at most 1/16 of the number itself, or absmax / 458752 where that is more
-
-
-_FORMS = {Codec.INT8: (torch.int8, 127.0), Codec.FP8: (torch.float8_e4m3fn, 448.0)}  # and the largest number of each
-
-
-def chosen(tensor: torch.Tensor, codec: Codec) -> Codec:
-    """``codec``, or EXACT if that would save nothing or a number is not finite."""
+def choose_codec(tensor: torch.Tensor, codec: Codec) -> Codec:
+    """``codec``, or EXACT if that would save nothing for a tensor of this shape or a number in it is not finite."""
     if codec is Codec.EXACT or not encodable(tensor.shape, tensor.dtype, codec):
         return Codec.EXACT
     low, high = tensor.aminmax()
@@ -49,16 +41,11 @@ def encode(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
     """
     if codec is Codec.EXACT:
         return tensor.detach().contiguous().view(-1).view(torch.uint8)
-    form, top = _FORMS[codec]
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
     encoded = torch.empty(encoded_bytes(tensor.shape, tensor.dtype, codec), dtype=torch.uint8)
-    scales, numbers = _parts(encoded, len(rows), form)
+    scales, numbers = _parts(encoded, len(rows), FORMS[codec][0])
     for at in range(0, len(rows), _ROWS):
-        part = rows[at : at + _ROWS].float()
-        scale = part.abs().amax(1, keepdim=True) / top
-        scales[at : at + _ROWS] = scale
-        part = (part / torch.where(scale > 0, scale, 1.0)).clamp(-top, top)
-        numbers[at : at + _ROWS] = (part.round() if codec is Codec.INT8 else part).to(form)
+        numbers[at : at + _ROWS], scales[at : at + _ROWS] = quantise(rows[at : at + _ROWS], codec)
     return encoded
 
 
@@ -68,7 +55,7 @@ def decode(encoded: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, code
     """
     if codec is Codec.EXACT:
         return encoded.view(dtype).view(tuple(shape))
-    scales, numbers = _parts(encoded, prod(shape[:-1]), _FORMS[codec][0])
+    scales, numbers = _parts(encoded, prod(shape[:-1]), FORMS[codec][0])
     rows = torch.empty(numbers.shape, dtype=dtype)
     for at in range(0, len(rows), _ROWS):
         rows[at : at + _ROWS] = numbers[at : at + _ROWS].float() * scales[at : at + _ROWS]

@@ -25,8 +25,8 @@ import xxhash
 from msgspec import Meta
 
 from cache.files import NAME, CorruptFile, open_file, read_at, read_into, write_file
+from cache.memory.codec import Codec
 from cache.segments import codec as codecs
-from cache.segments.codec import Codec
 
 MAGIC = b"\x93wtKV\r\n\x1a"
 FORMAT = 1
@@ -106,7 +106,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return _aligned(_PREFIX.size + len(msgspec.msgpack.encode(self))) + self.payload
+        return _align(_PREFIX.size + len(msgspec.msgpack.encode(self))) + self.payload
 
 
 _decoder = msgspec.msgpack.Decoder(Header)
@@ -144,16 +144,16 @@ def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.T
     for path, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{path} has a dtype that no segment holds")
-        codec = codecs.chosen(tensor, header.codec) if _ENCODED.fullmatch(path) else Codec.EXACT
+        codec = codecs.choose_codec(tensor, header.codec) if _ENCODED.fullmatch(path) else Codec.EXACT
         data = codecs.encode(tensor, codec).numpy().data
         digest = xxhash.xxh3_128_digest(data)
         entries.append(TensorEntry(path, _NAMES[tensor.dtype], tuple(tensor.shape), codec, offset, len(data), digest))
         raw.append(data)
-        offset = _aligned(offset + len(data))
+        offset = _align(offset + len(data))
     header = msgspec.structs.replace(header, tensors=tuple(entries), payload=offset)
     encoded = msgspec.msgpack.encode(header)
     try:
-        _parsed(encoded, LIMIT_TOKENS)
+        _parse(encoded, LIMIT_TOKENS)
     except CorruptFile as doubt:
         raise ValueError(f"not a segment: {doubt.reason}") from None
     write_file(folder, name, _chunks(encoded, raw))
@@ -197,7 +197,7 @@ class SegmentReader:
         entry = self._entries.get(name)
         if entry is None:
             raise CorruptFile("a tensor is missing")
-        raw = torch.empty(_aligned(entry.nbytes), dtype=torch.uint8)
+        raw = torch.empty(_align(entry.nbytes), dtype=torch.uint8)
         view = raw.numpy().data
         read_into(self._fd, view, self._payload + entry.offset)
         if xxhash.xxh3_128_digest(view[: entry.nbytes]) != entry.checksum or any(view[entry.nbytes :]):
@@ -208,17 +208,17 @@ class SegmentReader:
         return codecs.decode(raw, entry.shape, _DTYPES[entry.dtype], entry.codec)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
 def _chunks(encoded: bytes, raw: list[memoryview]) -> Iterator[bytes | memoryview]:
     """The parts of the file in order; the tensors' memory is not copied."""
     start = _PREFIX.pack(MAGIC, len(encoded), FORMAT, xxhash.xxh3_128_digest(encoded)) + encoded
-    yield start.ljust(_aligned(len(start)), b"\0")
+    yield start.ljust(_align(len(start)), b"\0")
     for data in raw:
         yield data
-        yield bytes(_aligned(len(data)) - len(data))
+        yield bytes(_align(len(data)) - len(data))
 
 
 def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
@@ -231,7 +231,7 @@ def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
         raise CorruptFile("not a segment")
     if version != FORMAT:
         raise CorruptFile("another format")
-    payload = _aligned(_PREFIX.size + length)
+    payload = _align(_PREFIX.size + length)
     if length > _LIMIT_HEADER or payload > size:
         raise CorruptFile("a header longer than the file")
     encoded = read_at(fd, payload - _PREFIX.size, _PREFIX.size)
@@ -240,13 +240,13 @@ def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
     del encoded[length:]
     if xxhash.xxh3_128_digest(encoded) != digest:
         raise CorruptFile("a damaged header")
-    header = _parsed(encoded, limit_tokens)
+    header = _parse(encoded, limit_tokens)
     if payload + header.payload != size:
         raise CorruptFile("another size than it had")
     return header, payload
 
 
-def _parsed(encoded: bytes | bytearray, limit_tokens: int) -> Header:
+def _parse(encoded: bytes | bytearray, limit_tokens: int) -> Header:
     """The decoded header; raises CorruptFile unless encoding it again gives the same bytes."""
     try:
         header = _decoder.decode(encoded)
@@ -279,7 +279,7 @@ def _verify_layout(header: Header) -> None:
         _verify_entry(entry, header)
         if entry.offset != offset:
             raise CorruptFile("a tensor in another place")
-        offset = _aligned(offset + entry.nbytes)
+        offset = _align(offset + entry.nbytes)
     if offset != header.payload or len({entry.name for entry in header.tensors}) != len(header.tensors):
         raise CorruptFile("tensors that do not fill the file")
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from cache.files import CorruptFile
+from cache.media_ids import MEDIA, uncut
+from cache.memory.codec import Codec
 from cache.pages.pool import Page
 from cache.pages.retention import Stop
 from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import SessionMemory
+from cache.pages.timeline_key import MARKED
 from cache.segments.chain import ChainHead, Owner, Segment
-from cache.segments.codec import Codec
 from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers import segment_loader
 from cache.tiers.disk import DiskTier
@@ -89,8 +91,8 @@ class Archive:
         self._background = IoThreads()
         self._writer = self._background.queue("kv-writer", 1)
         pool = store.pool
-        limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
-        self.write_behind = WriteBehind(pool, disk, self._writer, codec, limit)
+        limit = min(_PENDING, pool.device.frames.pages(pool.device.slots) * pool.page_bytes // 4)
+        self.write_behind = WriteBehind(pool, disk, self._writer, codec, limit, store.retention)
         self.write_behind.saved = self._segment_written
         self.loader = SegmentLoader(pool, self._background.queue("kv-reader", _LOADS))
         self.syncs = [TierSync(disk, tier, self._background.queue(f"kv-{tier.tier}", 1)) for tier in lower]
@@ -205,7 +207,9 @@ class Archive:
             return Fetch(done=True, miss="recompute_cheaper") if stuck else Fetch(begun=False)
         extents = [extent for extent in head.tip.extents(length) if extent.stop > have]
         nbytes = sum(s.nbytes * (stop - first) // max(1, len(s.tokens)) for s, first, stop in extents)
-        if not self.restore_rates.prefers_loading(nbytes, length - have):
+        pictured = prompt[max(have, MARKED) : length]
+        shown = any(token >= MEDIA for token in pictured)  # an encoder would have to run again
+        if not shown and not self.restore_rates.prefers_loading(nbytes, length - have):
             return Fetch(done=True, miss="recompute_cheaper")
         return self._fetch(head, length)
 
@@ -215,7 +219,7 @@ class Archive:
         head, shared = self.disk.match(tenant, prompt, long)
         own = self.disk.head(owner) if owner is not None else None
         if own is not None and own.tip.private and own.tip.long is long:
-            in_common = common_prefix(own.tip.timeline()[0], prompt)
+            in_common = uncut(prompt, common_prefix(own.tip.timeline()[0], prompt))
             if in_common > shared:
                 return own, in_common
         return head, shared
@@ -241,7 +245,7 @@ class Archive:
         def finish(load: SegmentLoad) -> None:
             del self._fetches[owner]
             if load.broken is None:
-                self.restore_rates.loaded(load.nbytes, load.seconds)
+                self.restore_rates.record_load(load.nbytes, load.seconds)
             else:
                 fetch.miss = "damaged"
                 if load.is_damaged:
@@ -287,7 +291,7 @@ class Archive:
         ticket = object()
         self._taking[ticket] = owner
 
-        def found(outcome: Segment | Exception) -> None:
+        def on_found(outcome: Segment | Exception) -> None:
             if self._taking.pop(ticket, None) is None:  # forgotten meanwhile
                 return callback(0, None)
             if isinstance(outcome, Exception):
@@ -309,7 +313,7 @@ class Archive:
             self._arriving[load] = owner
             return self.loader.start(load, finish)
 
-        self._writer.submit(lambda: segment_loader.read_chain(folder, fingerprint), found)
+        self._writer.submit(lambda: segment_loader.read_chain(folder, fingerprint), on_found)
 
     # -- down -------------------------------------------------------------------------------------------------------
 
@@ -338,20 +342,20 @@ class Archive:
         tip = self._newest_segment(session)
         if tip is None and (head := self.disk.head(owner)) is not None:
             tip = head.tip
-        if ids is not None and _shared(tip, ids) < len(ids) - 1:  # the last token of a reply is not fed
-            tip = max(tip, *self._relatives(owner.tenant, ids), key=lambda end: _shared(end, ids))
+        if ids is not None and _shared_length(tip, ids) < len(ids) - 1:  # the last token of a reply is not fed
+            tip = max(tip, *self._relatives(owner.tenant, ids), key=lambda end: _shared_length(end, ids))
         if tip is None:
             return callback(0, 0)
-        length = tip.stop if ids is None else _shared(tip, ids)
+        length = tip.stop if ids is None else _shared_length(tip, ids)
         length = tip.reach(length, self._store.stateful)
         extents = tip.extents(length)
         self.disk.hold(tip)
 
-        def copied(outcome: int | Exception) -> None:
+        def on_copied(outcome: int | Exception) -> None:
             self.disk.release(tip)
             callback(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
 
-        self._writer.submit(lambda: export_segments(self.disk.folder, extents, owner, folder), copied)
+        self._writer.submit(lambda: export_segments(self.disk.folder, extents, owner, folder), on_copied)
         return None
 
     def _newest_segment(self, session: SessionCache | None) -> Segment | None:
@@ -385,6 +389,6 @@ class Archive:
             sync.upload(segment)
 
 
-def _shared(tip: Segment | None, ids: array[int]) -> int:
+def _shared_length(tip: Segment | None, ids: array[int]) -> int:
     """The length of the common prefix of a stored timeline and ``ids``."""
     return 0 if tip is None else common_prefix(tip.timeline()[0], ids)

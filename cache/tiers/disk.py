@@ -14,6 +14,7 @@ from cache.pages.eviction import TenantShares, victim
 from cache.pages.prefix import PrefixIndexes
 from cache.segments.chain import ChainHead, LooseSegment, Owner, Place, Segment
 from cache.tier import Tier, TierHolding, TierStats
+from cache.tiers.disk_space import DiskSpace
 from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 from cache.tiers.segment_index import SegmentIndex
 
@@ -21,31 +22,35 @@ from cache.tiers.segment_index import SegmentIndex
 class DiskTier:
     """The segments of one model (one ``fingerprint``), whose files are in a ``segment_folder``.
 
-    Used by one thread, and does no I/O except the scan at start. Files that are no longer needed are put in
-    ``obsolete`` (with their bytes) for a thread that unlinks them, and free space is measured elsewhere. Eviction
-    removes files of other models first, then the head that was used longest ago: first those of tenants that hold more
-    than their ``share`` of the budget, pinned ones last. What is being read, or is the parent of a file being written,
-    stays.
+    Used by one thread, and does no I/O except the scan at start. Files that are no longer needed become obsolete in
+    ``space``. Eviction removes files of other models first, then the head that was used longest ago: first those of
+    tenants that hold more than their ``share`` of the budget, pinned ones last. What is being read, or is the parent of
+    a file being written, stays.
 
     Invariants: see ``check_integrity``.
     """
 
-    def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fingerprint: str,
+        budget: int,
+        floor: int = 0,
+        share: float = 1.0,
+        kept: Collection[str] = (),
+    ) -> None:
         """``budget``: bytes of all files. ``floor``: bytes of the file system that must stay free. ``share``: of the
-        budget, per tenant.
+        budget, per tenant. ``kept``: fingerprints of models whose files are not evicted, as they have engines of their
+        own.
         """
         self.segment_folder = SegmentFolder(root, fingerprint)
         self.folder = self.segment_folder.folder
         self.fingerprint = fingerprint
-        self.budget = budget
-        self.used = 0
+        self.space = DiskSpace(budget, floor)
         self.damaged = 0  # files that failed their checks
         self.evictions = 0  # sessions that had to make room
         self.heads: OrderedDict[Owner, ChainHead] = OrderedDict()  # least recently used first
-        self.obsolete: dict[Path, int] = {}
-        self.free: int | None = None  # bytes of the file system, as of the last measurement
-        self.obsolete_bytes = 0  # bytes of what is doomed or being unlinked
-        self._floor = floor
+        self._kept_models = frozenset(kept)
         self._shares = TenantShares(share, budget)  # bytes
         self._other_models: list[ForeignSegments] = []  # least recently used last
         self._damaged_folders: set[str] = set()  # folders that have lost files to damage, and got none since
@@ -95,10 +100,12 @@ class DiskTier:
 
     def is_short_of(self, nbytes: int) -> bool:
         """Whether ``nbytes`` more would leave less of the file system free than the floor."""
-        if self.free is None:
-            return False
-        coming = nbytes + sum(segment.nbytes for segment in self._planned)
-        return coming + self._floor > self.free + self.obsolete_bytes
+        return self.space.lacking_on_disk(nbytes + self._coming) > 0
+
+    @property
+    def _coming(self) -> int:
+        """Bytes of files that are being written."""
+        return sum(segment.nbytes for segment in self._planned)
 
     def complete(self, segment: Segment, nbytes: int) -> None:
         """The file of a segment is complete: it becomes the head of its owner, unless it was forgotten meanwhile."""
@@ -189,7 +196,7 @@ class DiskTier:
     @property
     def stats(self) -> TierStats:
         """Bytes used, the budget, and evictions so far."""
-        return TierStats(self.used, self.budget, self.evictions)
+        return TierStats(self.space.used, self.space.budget, self.evictions)
 
     @staticmethod
     def holding(tip: Segment, tokens: int) -> TierHolding:
@@ -202,11 +209,13 @@ class DiskTier:
         """Index the files that earlier processes have written; temporary, damaged and superseded files are removed.
         Raises OSError, and BlockingIOError if another process uses the folder.
         """
-        self._other_models = self.segment_folder.open()
+        self._other_models = [
+            other for other in self.segment_folder.open() if other.folder.name not in self._kept_models
+        ]
         fresh, damaged, unread = self.segment_folder.read()
         for place in damaged:
             self._discard_damaged(place)
-        self.measured(self.segment_folder.measure())
+        self.space.set_free(self.segment_folder.measure())
         self.adopt(fresh, unread=unread)
 
     def adopt(
@@ -237,15 +246,8 @@ class DiskTier:
         """Mark files as obsolete that were not added to the tree."""
         for place in places:
             path = self.folder / place[0] / place[1]
-            if place not in self._known and path not in self.obsolete:
-                self._mark_obsolete(path, 0)
-
-    def measured(self, free: int | None, removed: int = 0) -> None:
-        """Set the free bytes of the file system, measured after ``removed`` bytes of obsolete files had been
-        unlinked.
-        """
-        self.free = free
-        self.obsolete_bytes -= removed
+            if place not in self._known and path not in self.space.obsolete:
+                self.space.mark_obsolete(path, 0)
 
     def _join(self, place: Place, fresh: dict[Place, LooseSegment], unread: Collection[Place]) -> list[Segment]:
         """Link the segment of a file and its ancestors that are not known yet, and return them. Descendants of a
@@ -278,9 +280,9 @@ class DiskTier:
         """Mark a damaged file as obsolete; counted once."""
         path = self.folder / place[0] / place[1]
         self._damaged_folders.add(place[0])
-        if path not in self.obsolete:
+        if path not in self.space.obsolete:
             self.damaged += 1
-            self.obsolete[path] = 0
+            self.space.obsolete[path] = 0
 
     # -- making room ------------------------------------------------------------------------------------------------
 
@@ -288,30 +290,28 @@ class DiskTier:
         """Evict until ``nbytes`` more fit the budget and leave the floor free. False, with nobody evicted, if that is
         impossible beside what must stay: the chain of ``parent``, and what is being written or read.
         """
-        lacking = self.used + sum(other_model.nbytes for other_model in self._other_models) + nbytes - self.budget
-        if self.free is not None:
-            coming = nbytes + sum(segment.nbytes for segment in self._planned)
-            lacking = max(lacking, coming + self._floor - self.free - self.obsolete_bytes)
+        others = sum(other_model.nbytes for other_model in self._other_models)
+        lacking = self.space.bytes_to_evict(nbytes, nbytes + self._coming, others)
         if lacking <= 0:
             return True
-        kept = self._kept(parent)
-        spare = self.used - sum(segment.nbytes for segment in kept)
-        if lacking > spare + sum(other_model.nbytes for other_model in self._other_models):
+        kept = self._kept_segments(parent)
+        spare = self.space.used - sum(segment.nbytes for segment in kept)
+        if lacking > spare + others:
             return False
         while lacking > 0 and self._other_models:
             other_model = self._other_models.pop()
-            self._mark_obsolete(other_model.folder, other_model.nbytes)
+            self.space.mark_obsolete(other_model.folder, other_model.nbytes)
             lacking -= other_model.nbytes
-        aim = self.used - lacking
-        while self.used > aim and (head := self._victim(kept)) is not None:
+        aim = self.space.used - lacking
+        while self.space.used > aim and (head := self._victim(kept)) is not None:
             self._drop(head)
             self.evictions += 1
-        return self.used <= aim
+        return self.space.used <= aim
 
     def _victim(self, kept: set[Segment]) -> ChainHead | None:
         return victim((head for head in self.heads.values() if head.tip not in kept), self._shares.over)
 
-    def _kept(self, parent: Segment | None) -> set[Segment]:
+    def _kept_segments(self, parent: Segment | None) -> set[Segment]:
         """The segments that cannot be removed now: chains that are being read or written, and that of ``parent``."""
         kept: set[Segment] = set()
         for tip in (*self._planned, *self._holds, parent):
@@ -320,10 +320,6 @@ class DiskTier:
                 kept.add(segment)
                 segment = segment.parent
         return {segment for segment in kept if segment.local or segment in self._planned}
-
-    def _mark_obsolete(self, path: Path, nbytes: int) -> None:
-        self.obsolete[path] = nbytes
-        self.obsolete_bytes += nbytes
 
     # -- the tree ---------------------------------------------------------------------------------------------------
 
@@ -362,14 +358,14 @@ class DiskTier:
         if segment.local:
             segment.local = False
             self._known.remove(segment)
-            self._mark_obsolete(self.folder / segment.folder / segment.name, segment.nbytes)
+            self.space.mark_obsolete(self.folder / segment.folder / segment.name, segment.nbytes)
         if segment.parent is not None:
             segment.parent.refs -= 1
             if collect:
                 self._collect(segment.parent)
 
     def _count(self, segment: Segment, nbytes: int) -> None:
-        self.used += nbytes
+        self.space.used += nbytes
         self._shares.add(segment.owner.tenant, nbytes)
 
     # -- checking ---------------------------------------------------------------------------------------------------
@@ -380,7 +376,7 @@ class DiskTier:
         index.
         """
         living = {*self._known, *self._planned}
-        assert self.used == sum(segment.nbytes for segment in living)
+        assert self.space.used == sum(segment.nbytes for segment in living)
         refs: Counter[Segment] = Counter(self._holds)
         refs.update(head.tip for head in self.heads.values())
         refs.update(segment.parent for segment in living if segment.parent is not None)
@@ -398,4 +394,4 @@ class DiskTier:
             assert head.tip.local
             assert not head.tip.lost
         assert self._index.check_integrity() == sum(bool(head.shareable) for head in self.heads.values())
-        assert self.obsolete_bytes >= sum(self.obsolete.values())
+        assert self.space.obsolete_bytes >= sum(self.space.obsolete.values())

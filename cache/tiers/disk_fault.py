@@ -18,7 +18,7 @@ class DiskFault:
         self.is_there = False
         self.lacking = 0
 
-    def found(self, reason: str, lacking: int = 0) -> None:
+    def record(self, reason: str, lacking: int = 0) -> None:
         """A write failed; ``reason`` is a few words. Sessions are still served."""
         if not self.is_there:
             log.warning(

@@ -74,7 +74,7 @@ class RemoteTier:
         self, url: str, fingerprint: str, budget: int | None, patience: float = PATIENCE, rest: float = REST
     ) -> None:
         self._url = url
-        self._fingerprint = _checked(FOLDER, fingerprint)
+        self._fingerprint = _check_names(FOLDER, fingerprint)
         self.budget = budget
         self.evictions = 0
         self._patience = patience
@@ -99,7 +99,7 @@ class RemoteTier:
         Raises FileExistsError if that has another size, OSError.
         """
         place, size = self._at(folder), path.stat().st_size
-        target = f"{place}/{_checked(NAME, name)}"
+        target = f"{place}/{_check_names(NAME, name)}"
         new = self._run(lambda fs: self._put(fs, place, target, path, size), size)
         self._used += size if new else 0
         self._touched[folder] = time.time()
@@ -108,7 +108,7 @@ class RemoteTier:
         """Download a file to ``path``, durably, complete or not at all. Raises FileNotFoundError if it does not exist,
         OSError if its size is wrong.
         """
-        source = f"{self._at(folder)}/{_checked(NAME, name)}"
+        source = f"{self._at(folder)}/{_check_names(NAME, name)}"
         size = self._run(lambda fs: self._size(fs, source))
         if size < 0:
             raise FileNotFoundError("the remote tier has no such file")
@@ -136,7 +136,7 @@ class RemoteTier:
 
     def remove(self, folder: str, names: Iterable[str] | None) -> None:
         """Remove these files, or the whole folder if ``names`` is None. Missing files are no error."""
-        wanted = None if names is None else {_checked(NAME, name) for name in names}
+        wanted = None if names is None else {_check_names(NAME, name) for name in names}
         self._used -= self._clear(self._fingerprint, folder, wanted)
         if wanted is None:
             self._touched.pop(folder, None)
@@ -161,9 +161,9 @@ class RemoteTier:
 
     def _run(self, work: Callable[[Any], T], nbytes: int = 0) -> T:
         """Run ``work`` on the filesystem, with a time limit that allows for the transfer of ``nbytes``."""
-        return self._breaker.run(lambda: work(self._made()), self._patience + nbytes / SLOWEST)
+        return self._breaker.run(lambda: work(self._filesystem()), self._patience + nbytes / SLOWEST)
 
-    def _made(self) -> Any:
+    def _filesystem(self) -> Any:
         """The filesystem object, created on first use, since some connect on creation."""
         if self._fs is None:
             self._fs = url_to_fs(self._url)[0]
@@ -229,7 +229,7 @@ class RemoteTier:
     # -- looking and removing ---------------------------------------------------------------------------------------
 
     def _at(self, folder: str, fingerprint: str | None = None) -> str:
-        return f"{self._root}/{fingerprint or self._fingerprint}/{_checked(FOLDER, folder)}"
+        return f"{self._root}/{fingerprint or self._fingerprint}/{_check_names(FOLDER, folder)}"
 
     def _list(self, place: str) -> list[_Entry]:
         """What is directly in ``place``."""
@@ -268,7 +268,7 @@ class RemoteTier:
     def _files(self, place: str) -> Iterator[_Entry]:
         """Everything two levels below ``place``."""
         if self._object_store:
-            yield from self._breaker.run(lambda: self._list_tree(self._made(), place), 100 * self._patience)
+            yield from self._breaker.run(lambda: self._list_tree(self._filesystem(), place), 100 * self._patience)
             return
         for folder in self._list(place):
             if folder.folder and FOLDER.match(folder.name):
@@ -300,7 +300,7 @@ def _place(url: str) -> tuple[str, bool]:
     return root, protocol in OBJECT_STORES
 
 
-def _checked(pattern: re.Pattern[str], name: str) -> str:
+def _check_names(pattern: re.Pattern[str], name: str) -> str:
     if not pattern.match(name):
         raise ValueError("not a name that this tier gives")
     return name
@@ -314,10 +314,10 @@ def _entries(infos: Iterable[dict[str, Any]]) -> Iterator[_Entry]:
         if info.get("type") == "directory":
             yield _Entry(parent, name, True, 0, 0.0)
         elif info.get("type") == "file" and isinstance(size, int) and size >= 0:
-            yield _Entry(parent, name, False, size, _modified(info))
+            yield _Entry(parent, name, False, size, _read_modified(info))
 
 
-def _modified(info: dict[str, Any]) -> float:
+def _read_modified(info: dict[str, Any]) -> float:
     """Unix seconds; 0 where the filesystem does not tell."""
     when = next((info[key] for key in MODIFIED if info.get(key) is not None), 0.0)
     if isinstance(when, str):

@@ -37,19 +37,19 @@ class Remover:
 
     def begin(self) -> None:
         """Begin to unlink obsolete files, unless that has just failed."""
-        if (self.left or self._disk.obsolete) and time.monotonic() >= self._paused_until:
+        if (self.left or self._disk.space.obsolete) and time.monotonic() >= self._paused_until:
             self.remove()
 
     def remove(self, owner: Owner | None = None, callback: Callable[[], None] | None = None) -> None:
         """Begin to unlink obsolete files; ``callback`` is called afterwards if no file of ``owner`` is left."""
-        obsolete, self._disk.obsolete = self.left | self._disk.obsolete, {}
+        obsolete, self._disk.space.obsolete = self.left | self._disk.space.obsolete, {}
         self.left = {}
 
         def finish(outcome: _Removed | Exception) -> None:
             if isinstance(outcome, Exception):
                 outcome = _Removed(list(obsolete), None)
             left = {path: obsolete[path] for path in outcome.left}
-            self._disk.measured(outcome.free, sum(obsolete.values()) - sum(left.values()))
+            self._disk.space.set_free(outcome.free, sum(obsolete.values()) - sum(left.values()))
             if left:
                 self.left |= left
                 self.errors += 1

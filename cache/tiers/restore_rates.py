@@ -17,11 +17,11 @@ class RestoreRates:
         self._load = _Rate()
         self._compute = _Rate()
 
-    def loaded(self, nbytes: int, seconds: float) -> None:
+    def record_load(self, nbytes: int, seconds: float) -> None:
         """Record that ``nbytes`` were read, verified and put into pages in ``seconds``."""
         self._load.add(nbytes, seconds)
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def record_compute(self, tokens: int, seconds: float) -> None:
         """Record that a step fed ``tokens``, most of them of prompts, in ``seconds``."""
         self._compute.add(tokens, seconds)
 

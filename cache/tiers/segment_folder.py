@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cache import files
 from cache.files import CorruptFile
-from cache.segments.chain import LooseSegment, Owner, Place, found
+from cache.segments.chain import LooseSegment, Owner, Place, read_segment
 from cache.segments.segment_file import check, read_header
 
 FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
@@ -51,7 +51,7 @@ def file_name(sequence: int, id: str) -> str:
 
 class SegmentFolder:
     """Files at ``root / fingerprint / <owner> / <sequence>-<id>.kv``. Keeps no index of them, so any thread may call
-    ``read_segment`` and ``measure``. One process at a time may use ``root``.
+    ``read_segment`` and ``measure``. One process at a time may use the folder of a fingerprint.
     """
 
     def __init__(self, root: Path, fingerprint: str) -> None:
@@ -60,15 +60,16 @@ class SegmentFolder:
         self._lock = -1
 
     def open(self) -> list[ForeignSegments]:
-        """Create the folder and lock it against other processes. Returns the folders of other models beside it, least
-        recently used last. Raises OSError, and BlockingIOError if another process has the lock.
+        """Create the folder and lock it against other processes. Returns the folders of other models beside it that no
+        process uses, least recently used last. Raises OSError, and BlockingIOError if another process has the lock.
         """
         files.make_folder(self.folder)
         root = self.folder.parent
-        self._lock = files.lock(root, _LOCK_SECONDS)
+        self._lock = files.lock(self.folder, _LOCK_SECONDS)
         other_models = []
         for entry in os.scandir(root):
-            if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and entry.name != self.folder.name:
+            is_other = FOLDER.fullmatch(entry.name) and entry.name != self.folder.name
+            if is_other and entry.is_dir(follow_symlinks=False) and not files.is_locked(Path(entry.path)):
                 size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))
                 other_models.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
         return sorted(other_models, reverse=True)
@@ -106,7 +107,7 @@ class SegmentFolder:
         owner = Owner(header.tenant, header.session, header.named)
         if (folder_of(owner), file_name(header.sequence, header.id)) != place:
             raise CorruptFile("another place")
-        return found(header, place)
+        return read_segment(header, place)
 
     def measure(self) -> int | None:
         """The free bytes of the file system, None if they cannot be read; may block on the disk."""

@@ -18,7 +18,7 @@ from cache.files import CorruptFile
 from cache.pages import state as states
 from cache.pages.pool import PagePool
 from cache.pages.session import CHECKPOINTS, SessionCache
-from cache.segments.chain import Segment, found
+from cache.segments.chain import Segment, read_segment
 from cache.segments.segment_file import SegmentReader, check, lengths_of, read_header
 from cache.tiers import transfer
 from cache.tiers.io_threads import WorkQueue
@@ -77,7 +77,9 @@ class SegmentLoader:
 
     def start(self, load: SegmentLoad, then: Callable[[SegmentLoad], None]) -> None:
         """Begin to read ``load``; ``then`` is called at a later poll."""
-        rows = transfer.rows_of(load.session.pages, self._pool.page_size, load.have, load.length)
+        pages, size = load.session.pages, self._pool.page_size
+        parts = (False, True) if self._pool.windows is not None else (False,)
+        rows = tuple(transfer.rows_of(pages, size, load.have, load.length, near) for near in parts)
 
         def finish(outcome: Exception | None) -> None:
             load.done = True
@@ -88,7 +90,7 @@ class SegmentLoader:
 
         self._queue.submit(lambda: self._read(load, rows), finish)
 
-    def _read(self, load: SegmentLoad, rows: torch.Tensor) -> None:
+    def _read(self, load: SegmentLoad, rows: tuple[torch.Tensor, ...]) -> None:
         started = time.perf_counter()
         reached = load.have
         for number, piece in enumerate(load.pieces):
@@ -105,7 +107,7 @@ class SegmentLoader:
         load.tokens = max(reached - load.have, 0)
         load.seconds = time.perf_counter() - started
 
-    def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: torch.Tensor) -> None:
+    def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: tuple[torch.Tensor, ...]) -> None:
         """Verify one file against the expected timeline and copy its tokens to the pages. Raises CorruptFile or
         OSError.
         """
@@ -118,12 +120,14 @@ class SegmentLoader:
                 raise CorruptFile("another model's layers")
             first = max(piece.first, load.have)
             if first < piece.stop:
-                target = rows[first - load.have : piece.stop - load.have]
+                targets = [part[first - load.have : piece.stop - load.have] for part in rows]
                 for name in paged:
                     tokens = reader.read(name)
                     load.nbytes += tokens.numel() * tokens.itemsize
                     load.touched = time.monotonic()
-                    device.scatter(target, name, tokens[first - piece.begin : piece.stop - piece.begin])
+                    device.scatter(
+                        targets[device.is_near(name)], name, tokens[first - piece.begin : piece.stop - piece.begin]
+                    )
             if load.skeleton is not None:
                 self._states(load, piece, reader)
 
@@ -158,7 +162,7 @@ def read_chain(folder: Path, fingerprint: str) -> Segment:
             break
         header = read_header(folder, place[1])
         check(header, fingerprint=fingerprint)
-        piece = found(msgspec.structs.replace(header, parent=None if tip is None else header.parent), place)
+        piece = read_segment(msgspec.structs.replace(header, parent=None if tip is None else header.parent), place)
         if not piece.joins(tip):
             raise CorruptFile("another timeline")
         tip = piece.segment

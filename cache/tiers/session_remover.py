@@ -56,18 +56,18 @@ class SessionRemover:
     def _remove_files(self, owner: Owner, callbacks: list[Callback]) -> None:
         marks = [(sync, sync.block(owner)) for sync in self._syncs]
 
-        def unlinked() -> None:
+        def on_unlinked() -> None:
             if not marks:
                 for callback in callbacks:
                     callback()
                 return
             sync, mark = marks.pop(0)
             # what had just come from there goes too
-            sync.forget(owner, mark, lambda: self._remover.remove(owner, unlinked))
+            sync.forget(owner, mark, lambda: self._remover.remove(owner, on_unlinked))
 
         shared = self._disk.orphans(owner)
         if not shared:
-            self._remover.remove(owner, unlinked)
+            self._remover.remove(owner, on_unlinked)
             return
         self._cutting.add(owner)
         work = [(segment, *segment.timeline()) for segment in shared]
@@ -77,7 +77,7 @@ class SessionRemover:
             sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
             for segment, size in zip(shared, sizes, strict=True):
                 self._disk.complete_cut(segment, size)
-            self._remover.remove(owner, unlinked)
+            self._remover.remove(owner, on_unlinked)
 
         self._writer.submit(lambda: [self._cut(*parts) for parts in work], finish)
 

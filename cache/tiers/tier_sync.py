@@ -190,7 +190,7 @@ class TierSync:
                 files.make_folder(path.parent)
                 self.lower.get(*place, path)
                 fresh[place] = found = self._disk.segment_folder.read_segment(place)
-                place = None if found.parent is None else _checked(found.parent)
+                place = None if found.parent is None else _check(found.parent)
         except BaseException:
             left += unlink(self._disk.folder, [*fresh, *([place] if place is not None else [])])
             raise
@@ -239,7 +239,7 @@ def unlink(folder: Path, places: list[Place]) -> list[Place]:
     return left
 
 
-def _checked(place: Place) -> Place:
+def _check(place: Place) -> Place:
     if not FOLDER.fullmatch(place[0]) or not FILE.fullmatch(place[1]):
         raise CorruptFile("not a place of a file")
     return place

@@ -15,12 +15,13 @@ from cache.pages import state as states
 from cache.pages.pool import Page
 
 
-def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int) -> torch.Tensor:
+def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int, near: bool = False) -> torch.Tensor:
     """The slot * page_size + offset of tokens ``[first, stop)`` in the pools of their tier, ``[stop - first]``
-    int64.
+    int64: in those of windowed layers if ``near``.
     """
     at = first // page_size
-    slots = torch.tensor([page.slot for page in pages[at : -(-stop // page_size)]], dtype=torch.int64)
+    chosen = pages[at : -(-stop // page_size)]
+    slots = torch.tensor([page.near if near else page.slot for page in chosen], dtype=torch.int64)
     rows = (slots[:, None] * page_size + torch.arange(page_size)).flatten()
     return rows[first - at * page_size :][: stop - first]
 

@@ -13,12 +13,13 @@ import msgspec
 import torch
 
 from cache import files
+from cache.memory.codec import Codec
 from cache.memory.tier import MemoryTier
 from cache.pages import state as states
 from cache.pages.pool import Page, PagePool
+from cache.pages.retention import Retention
 from cache.pages.session import SessionCache
 from cache.segments.chain import Segment
-from cache.segments.codec import Codec
 from cache.segments.segment_file import Header, timeline_hash, write
 from cache.tiers import transfer
 from cache.tiers.disk import DiskTier
@@ -30,8 +31,14 @@ log = logging.getLogger("warmturn.engine")
 
 _PAUSE = 5.0  # seconds without a write after one that failed
 _QUIET = 0.25  # seconds without a turn after which sessions that were never continued are written
+_WAIT = 120.0  # seconds after its turn when such a session is written though turns run, if its kind does go on
+_PACE = 0.25  # seconds between two of these
 _STUCK = 10.0  # seconds after which a write is not waited for
+_PART = 1024  # tokens of a running session that are written, at least
 _HEADER = 4096  # bytes of a file besides its tensors, about
+
+
+_Run = tuple[MemoryTier, torch.Tensor, torch.Tensor | None]  # rows in it, and in the pools of windowed layers
 
 
 class _Write(NamedTuple):
@@ -54,10 +61,13 @@ class WriteBehind:
     A write holds its pages as a warm session would: until it is complete they are neither moved nor written to. At most
     about ``limit`` bytes are in progress. A session that waits meanwhile is written once with all its new tokens; named
     sessions go first. An anonymous session that no later turn has continued is written when no turn has run for a
-    moment, or at shutdown: most of these are never used again, and writing them takes CPU time from turns.
+    moment, or at shutdown: most of these are never used again, and writing them takes CPU time from turns. While turns
+    run it is written two minutes after its own, unless conversations like it hardly ever go on (``retention``).
     """
 
-    def __init__(self, pool: PagePool, disk: DiskTier, queue: WorkQueue, codec: Codec, limit: int) -> None:
+    def __init__(
+        self, pool: PagePool, disk: DiskTier, queue: WorkQueue, codec: Codec, limit: int, retention: Retention
+    ) -> None:
         self.saves = 0  # files that are there
         self.written = 0  # bytes of them
         self.errors = 0
@@ -70,8 +80,9 @@ class WriteBehind:
         self._queue = queue
         self._codec = codec
         self._limit = limit
-        # named sessions, anonymous ones, and anonymous ones that were never continued
-        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._retention = retention
+        # named sessions, anonymous ones, and of those that were never continued the likely ones and the others
+        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = tuple(OrderedDict() for _ in range(4))
         self._idle_since: float | None = time.monotonic()
         self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn
         self._under_way: dict[Segment, _Write] = {}  # oldest first
@@ -79,6 +90,8 @@ class WriteBehind:
         self._newest = 0  # the highest sequence so far
         self._paused_until = 0.0
         self._check_at = 0.0
+        self._unseen_at = 0.0
+        self._next_once = 0.0
 
     @property
     def pending(self) -> int:
@@ -127,7 +140,8 @@ class WriteBehind:
         session.settle()
         if session.saved_length < session.length:
             once = not session.continued and session.pinned_until <= time.time()
-            self._wanted[0 if session.name is not None else 1 + once][session] = None
+            seldom = once and not self._retention.may_return(session.stop)
+            self._wanted[0 if session.name is not None else 1 + once + seldom][session] = None
 
     def unschedule(self, session: SessionCache) -> None:
         """``session`` runs or is dropped: begin no write of it. A write in progress continues."""
@@ -143,6 +157,7 @@ class WriteBehind:
         due = self._wanted if everything or self._quiet else self._wanted[:2]
         while everything or not self._under_way or self._bytes < self._limit:
             session = next((session for wanted in due for session in wanted), None)
+            session = self._waiting_longest() if session is None else session
             if session is None:
                 break
             self.unschedule(session)
@@ -155,6 +170,16 @@ class WriteBehind:
                 del self._cold[session]
                 self._begin(session)
 
+    def _waiting_longest(self) -> SessionCache | None:
+        """The session that was never continued and has waited longest, if that is long enough."""
+        session = next(iter(self._wanted[2]), None)
+        if session is None or session.stop is None:
+            return None
+        if self._retention.clock() - session.stop.since < _WAIT or time.monotonic() < self._next_once:
+            return None
+        self._next_once = time.monotonic() + _PACE
+        return session
+
     def write_now(self, session: SessionCache) -> None:
         """Begin to write the unsaved tokens of an idle session, ahead of other sessions."""
         self.schedule(session)
@@ -162,33 +187,51 @@ class WriteBehind:
             self.unschedule(session)
             self._begin(session, copied=not session.warm)
 
-    def _begin(self, session: SessionCache, copied: bool = False) -> None:
-        """Plan the file, hold its pages and queue the write. With ``copied`` the pages are copied now, since pages that
-        are not on the device may move while turns run.
+    def write_unseen(self, session: SessionCache) -> None:
+        """Begin to write what the windowed layers of a running session do not see any more of its prompt, so that it
+        can make room; in large parts, as each is a file.
+        """
+        windows, page_size = self._pool.windows, self._pool.page_size
+        if windows is None or self._bytes >= self._limit or time.monotonic() < self._paused_until:
+            return
+        stop = min(windows.first_key(session.length), session.asked) // page_size * page_size
+        known = session.saved_length
+        if stop - known >= _PART and time.monotonic() >= self._unseen_at:
+            self._begin(session, stop=stop)
+            if session.saved_length <= known:  # there was no room for it
+                self._unseen_at = time.monotonic() + _PAUSE
+
+    def _begin(self, session: SessionCache, copied: bool = False, stop: int | None = None) -> None:
+        """Plan the file of all unsaved tokens or those before ``stop``, hold its pages and queue the write. With
+        ``copied`` the pages are copied now, since pages that are not on the device may move while turns run.
         """
         session.settle()  # it may have waited for long
-        first, stop = session.saved_length, session.length
+        first, stop = session.saved_length, session.length if stop is None else stop
         page_size = self._pool.page_size
+        if self._pool.windows is not None and any(page.near < 0 for page in session.pages[first // page_size :]):
+            return  # what was stored of it is gone, and so are keys of windowed layers
         segment = self._segment(session, first, stop)
         if not self._disk.begin(segment):  # it does not fit beside what is in use
             if self._disk.is_short_of(segment.nbytes):
                 self.errors += 1
-                self.fault.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
-            self._queue.submit(self._disk.segment_folder.measure, self._measured)
+                self.fault.record("the disk is full, or all but --disk-floor of it", segment.nbytes)
+            self._queue.submit(self._disk.segment_folder.measure, self._on_measured)
             return
         kept = {n: session.checkpoints[n] for n in segment.states}
         before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
         header = self._header(segment, session, before, stop)
         runs = _runs(session.pages, page_size, first, stop)
-        copies = _gathered(runs) if copied else None
+        copies = _gather(runs) if copied else None
         pages = [] if copied else session.pages[first // page_size : -(-stop // page_size)]
         self._pool.share(pages)
         self._pool.hold_warm(pages)
+        if self._pool.windows is not None:
+            self._pool.share_near(pages)
         self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
         self._queue.submit(
-            lambda: self._write(segment, header, copies or _gathered(runs), kept),
+            lambda: self._write(segment, header, copies or _gather(runs), kept),
             lambda outcome: self._finish(session, segment, outcome),
         )
 
@@ -206,7 +249,7 @@ class WriteBehind:
             first=first,
             tokens=session.token_ids[first:stop],
             mask=bytes(session.mask[first:stop]),
-            after=timeline_hash(session.cached.tobytes(), bytes(session.mask)),
+            after=timeline_hash(session.token_ids[:stop].tobytes(), bytes(session.mask[:stop])),
             states=tuple(kept),
             long=session.long,
             private=session.private,
@@ -247,14 +290,17 @@ class WriteBehind:
 
     def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
         """On the owner's thread: a write has succeeded or failed."""
-        self._pool.drop(self._under_way.pop(segment).pages, warm=True)
+        pages = self._under_way.pop(segment).pages
+        if self._pool.windows is not None:
+            self._pool.drop_near(pages)
+        self._pool.drop(pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
             self.fault.over()
             self.saves += 1
             self.written += outcome.nbytes
             self._disk.complete(segment, outcome.nbytes)
-            self._disk.measured(outcome.free)
+            self._disk.space.set_free(outcome.free)
             if not segment.dead:
                 self.saved(session, segment)
             return
@@ -264,7 +310,7 @@ class WriteBehind:
         if not isinstance(outcome, OSError):  # the next try would end alike: it waits for the session's next turn
             log.error("a session could not be written", exc_info=outcome)
             return
-        self.fault.found(outcome.strerror or type(outcome).__name__)
+        self.fault.record(outcome.strerror or type(outcome).__name__)
         if session.pages and not session.running:
             self.schedule(session)
 
@@ -272,23 +318,23 @@ class WriteBehind:
         """While the disk is full, measure its free space from time to time."""
         if self.fault.lacking and time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + _PAUSE
-            self._queue.submit(self._disk.segment_folder.measure, self._measured)
+            self._queue.submit(self._disk.segment_folder.measure, self._on_measured)
 
-    def _measured(self, outcome: int | Exception | None) -> None:
-        self._disk.measured(None if isinstance(outcome, Exception) else outcome)
+    def _on_measured(self, outcome: int | Exception | None) -> None:
+        self._disk.space.set_free(None if isinstance(outcome, Exception) else outcome)
         if self.fault.lacking and not self._disk.is_short_of(self.fault.lacking):
             self.fault.over()
 
 
-def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _gather(runs: list[_Run]) -> dict[str, torch.Tensor]:
     """A copy of the tokens of all runs, concatenated."""
-    parts = [tier.gather(rows) for tier, rows in runs]
+    parts = [tier.gather(rows, near) for tier, rows, near in runs]
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:
+def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[_Run]:
     """The rows of the tokens ``[first, stop)``, grouped into runs of pages in one tier."""
-    runs: list[tuple[MemoryTier, torch.Tensor]] = []
+    runs: list[_Run] = []
     at = first
     while at < stop:
         tier = pages[at // page_size].tier
@@ -296,6 +342,7 @@ def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tupl
         while end * page_size < stop and pages[end].tier is tier:
             end += 1
         until = min(end * page_size, stop)
-        runs.append((tier, transfer.rows_of(pages, page_size, at, until)))
+        near = transfer.rows_of(pages, page_size, at, until, near=True) if tier.near_layers else None
+        runs.append((tier, transfer.rows_of(pages, page_size, at, until), near))
         at = until
     return runs

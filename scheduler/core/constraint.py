@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from scheduler.core.text import Vocabulary
-from scheduler.protocol import GRAMMAR_LIMITS, GRAMMAR_STACK
+from scheduler.grammar_limits import GRAMMAR_LIMITS, GRAMMAR_STACK
 
 log = logging.getLogger("warmturn.engine")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from scheduler.core.ngrams import NgramIndex
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.turn import Turn
 from scheduler.protocol import DraftSource
+
+MOST = 16  # drafted tokens of a turn in one step
 
 
 class Draft(NamedTuple):
@@ -27,6 +29,24 @@ class Drafter(Protocol):
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
         """Up to ``most`` tokens, at least one, that may follow ``turn.ids``; None if it has none."""
+
+
+class AskedDrafter(Protocol):
+    """Proposes tokens that it must compute first, for all turns of a step together. ``most``: tokens of a draft.
+    ``seconds``: what each of them takes; 0: not measured.
+    """
+
+    source: DraftSource
+    most: int
+    seconds: float
+
+    def propose(self, wanted: Mapping[Turn, int], room: int) -> dict[Turn, Draft]:
+        """Up to that many tokens for each of the turns, at least one, or none. Before them it may feed what it has not
+        seen of the timelines, at most ``room`` tokens in all.
+        """
+
+    def poll(self, idle: bool) -> None:
+        """Between steps. ``idle``: no turn of the engine runs or waits."""
 
 
 class GrammarDrafter:

@@ -9,21 +9,18 @@ the next step runs.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from array import array
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from cache.inventory import tier_stats
 from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
 from scheduler.core.drafters import Draft
-from scheduler.core.gauges import disk_gauges
+from scheduler.core.gauges import StepCounters, read_stats
 from scheduler.core.grammar_queue import GrammarQueue
+from scheduler.core.input_processor import InputProcessor
 from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
 from scheduler.core.limits import Limits
 from scheduler.core.model_drafter import ModelDrafter
@@ -32,10 +29,11 @@ from scheduler.core.queue import QueueFull
 from scheduler.core.sampling import SampledToken, Sampler
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.speculator import Speculator
+from scheduler.core.step_rows import StepRows
 from scheduler.core.stop_checker import StopChecker
-from scheduler.core.text import TextStream, Vocabulary
-from scheduler.core.thinking import ThinkingState
+from scheduler.core.text import Vocabulary
 from scheduler.core.turn import Turn
+from scheduler.media.pictures import Picture, PictureStore
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import (
@@ -43,7 +41,6 @@ from scheduler.protocol import (
     AwaitTools,
     Cancel,
     Delta,
-    DraftSource,
     FinishReason,
     Refused,
     Stats,
@@ -51,7 +48,6 @@ from scheduler.protocol import (
     Submit,
     TokenLogprob,
     Warm,
-    unpack_ids,
 )
 
 log = logging.getLogger("warmturn.engine")
@@ -75,13 +71,15 @@ class EngineCore:
         limits: Limits,
         grammars: Grammars,
         speculator: Speculator | None = None,
+        pictures: PictureStore | None = None,
     ) -> None:
-        """``speculator``: None if no tokens are drafted."""
+        """``speculator``: None if no tokens are drafted. ``pictures``: None if the model takes none."""
+        self.pictures, self.adapters = pictures, runner.adapters
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
+        self._input_processor = InputProcessor(vocabulary, limits, pictures, runner.adapters)
         self._stop_checker = StopChecker(vocabulary, eos_token_ids, limits.context)
-        self._limits = limits
         self._sampler = Sampler(eos_token_ids)
         self._compiling = GrammarQueue(grammars)
         self._refused: list[Refused] = []
@@ -89,8 +87,7 @@ class EngineCore:
         self._speculator = speculator
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
-        self._steps = self._prompt = self._cached = self._generated = 0
-        self._pid = os.getpid()
+        self._counters = StepCounters()
 
     @property
     def idle(self) -> bool:
@@ -100,7 +97,7 @@ class EngineCore:
     @property
     def drafter(self) -> ModelDrafter | None:
         """Of the draft model, if there is one."""
-        return None if self._speculator is None else self._speculator.model
+        return None if self._speculator is None else self._speculator.draft_model
 
     @property
     def overlaps(self) -> bool:
@@ -109,16 +106,13 @@ class EngineCore:
 
     def submit(self, request: Submit) -> Refused | None:
         """Add a turn to the queue; returns the reason if it is refused."""
-        ids = unpack_ids(request.prompt)
-        refused = self._refuse(request, ids)
-        if refused is not None:
-            return refused
-        start = self._limits.start
-        text = TextStream(self._vocabulary, start or ids, request.stopping.stop, request.special)
-        turn = Turn(request, text, start)
-        if request.thinking is not None:
-            spell = partial(self._vocabulary.spell_shown, special=request.special)
-            turn.thinking = ThinkingState(request.thinking, spell)
+        if self.scheduler.find(request.turn) is not None:
+            return Refused(request.turn, "invalid_prompt", "A turn of this id is running.")
+        if self.scheduler.busy(request.tenant, request.session):
+            return Refused(request.turn, "session_busy", "A turn of this session is running.")
+        turn = self._input_processor.make_turn(request)
+        if isinstance(turn, Refused):
+            return turn
         try:
             self.scheduler.add(turn)
         except QueueFull:
@@ -182,11 +176,12 @@ class EngineCore:
                 self._refuse_grammar(turn, error)
         if self._speculator is not None:
             self._speculator.poll(idle=not len(self.scheduler))
+        self._encode_next()
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
             return None
-        self._steps += 1
+        self._counters.steps += 1
         for turn, _ in plan:
             self._announce(turn)
         try:
@@ -226,7 +221,7 @@ class EngineCore:
             return
         if self._speculator is not None and all(count == 1 for _, count in step.plan):
             fed = len(step.plan) + sum(len(rows.draft.ids) for rows in step.drafted)
-            self._speculator.costs.measured(fed, time.perf_counter() - step.started)
+            self._speculator.costs.record(fed, time.perf_counter() - step.started)
 
     def take_outputs(self) -> StepOutputs:
         """The deltas since the last call, and the current statistics."""
@@ -241,7 +236,7 @@ class EngineCore:
         archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
         prefill = sum(count for _, count in plan if count > 1)
         if archive is not None and prefill >= _MIN_PREFILL and 2 * prefill > fed:
-            archive.restore_rates.computed(fed, seconds)
+            archive.restore_rates.record_compute(fed, seconds)
 
     def _fail_step(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
         """End the turns of a step that failed. Raises ``error`` if too many steps in a row have failed, or if the
@@ -266,26 +261,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges and counters."""
-        scheduler, retention = self.scheduler, self.scheduler.store.retention
-        return Stats(
-            pid=self._pid,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            sessions=len(scheduler.store.residency),
-            tiers=tier_stats(scheduler.store),
-            prompt_tokens=self._prompt,
-            cached_tokens=self._cached,
-            generated_tokens=self._generated,
-            steps=self._steps,
-            preemptions=scheduler.preemptions,
-            misses={str(reason): count for reason, count in scheduler.misses.items()},
-            evictions_after={str(kind): count for kind, count in retention.evictions.items()},
-            hold_seconds=retention.hold_seconds(),
-            warmed=retention.warmed,
-            drafted=_by_name(self._speculator.drafted) if self._speculator is not None else {},
-            accepted=_by_name(self._speculator.accepted) if self._speculator is not None else {},
-            **disk_gauges(scheduler.store.archive),
-        )
+        return read_stats(self._counters, self.scheduler, self._speculator, self.pictures)
 
     def check_integrity(self) -> None:
         """Assert every invariant that can be checked between steps."""
@@ -301,46 +277,48 @@ class EngineCore:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
+    def _encode_next(self) -> None:
+        """Run the encoder on one picture that a running turn waits for: no step waits for more. A turn whose picture
+        fails is ended.
+        """
+        for turn in self.scheduler.next_fed if self.pictures is not None else ():
+            if turn.media is None or turn.session is None:
+                continue
+            missing = turn.media.first_missing(turn.session.length)
+            if missing is None or self.pictures is None:
+                continue
+            assert isinstance(missing.medium, Picture)
+            try:
+                self.pictures.encode(missing.medium)
+            except Exception as error:  # out of memory, or a bug in a model
+                log.error("a picture could not be encoded", exc_info=error)
+                if isinstance(error, torch.AcceleratorError):
+                    raise
+                self._fail(turn, "the model failed on a picture of this request")
+            return
+
     def _draft(self, plan: list[tuple[Turn, int]]) -> dict[Turn, Draft]:
         """Tokens to feed behind the pending ones of a plan, as far as there is room for them."""
         if self._speculator is None:
             return {}
-        drafts = self._speculator.draft(plan, self.scheduler.spare_tokens(plan))
-        return reserve_drafts(self.scheduler.store, drafts) if drafts else drafts
+        drafts = reserve_drafts(self.scheduler.store, self._speculator.draft(plan, self.scheduler.spare_tokens(plan)))
+        self._speculator.begin(plan, drafts)
+        return drafts
 
     def _run(self, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], started: float) -> LaunchedStep:
         """Feed the plan with the drafts, and draw the tokens behind the pending ones."""
-        first_rows: dict[Turn, int] = {}
-        rows: list[int] = []
-        sampling: list[tuple[Turn, int]] = []
-        prompt_rows: list[tuple[Turn, int, int]] = []  # first row and how many
-        row = 0
-        for turn, count in plan:
-            last = turn.uncomputed == count
-            if turn.request.prompt_logprobs is not None and turn.generated == 0:
-                prompt_rows.append((turn, len(rows), count))
-                rows.extend(range(row, row + count))
-            elif last and turn.limit != 0:
-                rows.append(row + count - 1)
-            if last:
-                sampling.append((turn, len(rows) - 1))
-            row += count
-            if turn in drafts:
-                size = len(drafts[turn].ids)
-                first_rows[turn] = len(rows)
-                rows.extend(range(row, row + size))
-                row += size
-        logits, after = feed(self._runner, plan, drafts, rows)
-        drafted = [DraftedRows(turn, draft, first_rows[turn], after[turn]) for turn, draft in drafts.items()]
+        rows = StepRows.of(plan, drafts)
+        logits, after = feed(self._runner, plan, drafts, rows.tokens)
+        drafted = [DraftedRows(turn, draft, rows.drafts[turn], after[turn]) for turn, draft in drafts.items()]
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
                 turn.session.checkpoint()
-        prompt_outputs = [prompt_logprobs(turn, logits[first : first + count]) for turn, first, count in prompt_rows]
-        for turn, _ in sampling:
+        prompt_outputs = [prompt_logprobs(turn, logits[first : first + count]) for turn, first, count in rows.prompts]
+        for turn, _ in rows.last:
             if turn.generated == 0 and turn.session is not None:
                 self.scheduler.store.publish(turn.session)
-        ended = [turn for turn, _ in sampling if turn.limit == 0]
-        drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
+        ended = [turn for turn, _ in rows.last if turn.limit == 0]
+        drawing = [(turn, at) for turn, at in rows.last if turn.limit != 0]
         turns, drawn = [turn for turn, _ in drawing], None
         if drawing:
             chosen = [at for _, at in drawing]
@@ -366,13 +344,14 @@ class EngineCore:
         if self._speculator is not None:
             for rows in step.drafted:
                 self._speculator.learn(rows.turn, rows.draft, rows.accepted)
+            self._speculator.on_verified()
 
     def _commit(self, turn: Turn, sampled: SampledToken) -> None:
         """A token was drawn: decide whether it ends the turn, before it is ever fed."""
         if not sampled.usable:
             self._fail(turn, "the model gave no usable numbers for this request")
             return
-        self._generated += 1
+        self._counters.generated_tokens += 1
         try:
             drawn = self._stop_checker.check(turn, sampled)
         except GrammarError as error:
@@ -389,8 +368,8 @@ class EngineCore:
 
     def _index(self, turn: Turn) -> None:
         """What a turn that ends has said may be drafted for other turns of its tenant."""
-        if self._speculator is not None:
-            self._speculator.ended(turn)
+        if self._speculator is not None and turn.media is None:
+            self._speculator.on_end(turn)
 
     def _report_prompt_logprobs(self, turn: Turn, first: int, sampled: list[SampledToken]) -> None:
         """Add what ``prompt_logprobs`` has found; sent once the prompt is whole."""
@@ -407,8 +386,8 @@ class EngineCore:
         """Tell the server once that a turn runs, and what its prompt cost."""
         if turn.receipt is not None and not turn.announced:
             turn.announced = True
-            self._prompt += turn.receipt.prompt
-            self._cached += turn.receipt.cached
+            self._counters.prompt_tokens += turn.receipt.prompt
+            self._counters.cached_tokens += turn.receipt.cached
             self._outputs.add(turn, Delta(turn.request.turn, receipt=turn.receipt))
 
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
@@ -419,19 +398,3 @@ class EngineCore:
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:
             self._finish(turn, FinishReason.ERROR, message)
-
-    def _refuse(self, request: Submit, ids: array[int]) -> Refused | None:
-        if self.scheduler.find(request.turn) is not None:
-            return Refused(request.turn, "invalid_prompt", "A turn of this id is running.")
-        refused = self._limits.refuse(request, ids)
-        if refused is not None:
-            return refused
-        if request.salt and request.session is not None:  # forgetting the session would not find its KV
-            return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
-        if self.scheduler.busy(request.tenant, request.session):
-            return Refused(request.turn, "session_busy", "A turn of this session is running.")
-        return None
-
-
-def _by_name(counts: Mapping[DraftSource, int]) -> dict[str, int]:
-    return {str(source): count for source, count in counts.items()}

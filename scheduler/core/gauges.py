@@ -1,8 +1,55 @@
-"""Gauges and counters of the disk tier."""
+"""The engine's gauges and counters: ``StepCounters``, and ``read_stats`` for the server."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cache.inventory import tier_stats
 from cache.tiers.archive import Archive
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.speculator import Speculator
+from scheduler.media.pictures import PictureStore
+from scheduler.protocol import DraftSource, Stats
+
+
+@dataclass
+class StepCounters:
+    """What steps have done since the engine started."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of admitted turns
+    cached_tokens: int = 0  # of these, those that were reused
+    generated_tokens: int = 0
+
+
+def read_stats(
+    counters: StepCounters, scheduler: Scheduler, speculator: Speculator | None, pictures: PictureStore | None
+) -> Stats:
+    """All gauges, as of now, and all counters."""
+    retention = scheduler.store.retention
+    return Stats(
+        pid=os.getpid(),
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        sessions=len(scheduler.store.residency),
+        tiers=tier_stats(scheduler.store),
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        generated_tokens=counters.generated_tokens,
+        steps=counters.steps,
+        preemptions=scheduler.preemptions,
+        misses={str(reason): count for reason, count in scheduler.misses.items()},
+        evictions_after={str(kind): count for kind, count in retention.evictions.items()},
+        hold_seconds=retention.hold_seconds(),
+        warmed=retention.warmed,
+        drafted=_by_name(speculator.drafted) if speculator is not None else {},
+        accepted=_by_name(speculator.accepted) if speculator is not None else {},
+        pictures_encoded=pictures.encoded if pictures is not None else 0,
+        encoder_seconds=pictures.seconds if pictures is not None else 0.0,
+        **disk_gauges(scheduler.store.archive),
+    )
 
 
 def disk_gauges(archive: Archive | None) -> dict[str, int]:
@@ -19,3 +66,7 @@ def disk_gauges(archive: Archive | None) -> dict[str, int]:
         "disk_damaged": archive.disk.damaged,
         "disk_pending": archive.write_behind.pending,
     }
+
+
+def _by_name(counts: Mapping[DraftSource, int]) -> dict[str, int]:
+    return {str(source): count for source, count in counts.items()}

@@ -38,7 +38,7 @@ class DraftedRows:
         assert turn.session is not None
         self.accepted += 1
         if not turn.session.stateful:
-            turn.session.fed(1)
+            turn.session.on_fed(1)
         elif self.accepted == len(ids):
             turn.session.advance(self.after)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from cache.media_ids import MEDIA
 from scheduler.protocol import Refused, Submit
 
 
@@ -14,7 +15,11 @@ class Limits:
     ``start`` are the first tokens of an encoder-decoder model's decoder: then prompt and reply have a context each.
     """
 
-    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = (), width: int | None = None) -> None:
+    def __init__(
+        self, context: int, vocab: int, start: tuple[int, ...] = (), width: int | None = None, sees: bool = False
+    ) -> None:
+        """``sees``: prompts may have media ids."""
+        self.sees = sees
         self.context = context
         self.vocab = vocab
         self.width = min(vocab, width or vocab)
@@ -30,8 +35,10 @@ class Limits:
             return Refused(request.turn, "invalid_prompt", "The end of its reasoning is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
-        if min(ids) < 0 or max(ids) >= self.vocab:
+        if min(ids) < 0 or max(self._text(ids)) >= self.vocab:
             return Refused(request.turn, "invalid_prompt", "The prompt has a token id that is not in the vocabulary.")
+        if request.prompt_logprobs is not None and max(ids) >= MEDIA:
+            return Refused(request.turn, "invalid_prompt", "Prompts with pictures or sounds have no log-probabilities.")
         if request.prompt_logprobs is not None and max(ids) >= self.width:
             return Refused(request.turn, "invalid_prompt", "The prompt has a token id without a log-probability.")
         if self.start and request.prompt_logprobs is not None:
@@ -47,3 +54,9 @@ class Limits:
                 f"The context is {self.context} tokens; {wanted} were asked for.",
             )
         return None
+
+    def _text(self, ids: array[int]) -> array[int]:
+        """The ids that must be in the vocabulary."""
+        if not self.sees or max(ids) < MEDIA:
+            return ids
+        return array("i", [0, *(token for token in ids if token < MEDIA)])

@@ -11,7 +11,7 @@ import torch
 from cache.pages.session import Position, SessionCache, common_prefix
 from cache.store import SessionStore
 from cache.tiers.archive import Fetch
-from scheduler.core.drafters import Draft
+from scheduler.core.drafters import MOST, Draft
 from scheduler.core.turn import Turn
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import DraftSource
@@ -30,6 +30,8 @@ class ModelDrafter:
 
     def __init__(self, runner: ModelRunner, store: SessionStore, width: int, context: int) -> None:
         """``width``: tokens that the served model knows. ``context``: the longest timeline of the draft model."""
+        self.source = DraftSource.MODEL
+        self.most = MOST
         self.store = store
         self.seconds = 0.0  # for each token that it drafts; 0: not measured
         self._runner = runner
@@ -38,12 +40,17 @@ class ModelDrafter:
         self._sessions: dict[Turn, SessionCache] = {}  # of turns that run, or did at the last look
         self._fetches: WeakKeyDictionary[Turn, Fetch] = WeakKeyDictionary()
 
-    def propose(self, wanted: Mapping[Turn, int]) -> dict[Turn, Draft]:
-        """Up to that many tokens for each of the turns; none for a turn whose KV is being loaded, has no room, or is
-        far behind.
+    def propose(self, wanted: Mapping[Turn, int], room: int) -> dict[Turn, Draft]:
+        """Up to that many tokens for each of the turns; none for a turn whose KV is being loaded, has no memory, or is
+        so far behind that it cannot catch up within ``room`` tokens.
         """
         self.release_ended()
-        ready = {turn: session for turn in wanted if (session := self._caught_up(turn)) is not None}
+        ready: dict[Turn, SessionCache] = {}
+        for turn in wanted:
+            session, fed = self._catch_up(turn, min(room, _MOST_FED))
+            room -= fed
+            if session is not None:
+                ready[turn] = session
         most = {turn: min(wanted[turn], self._context - len(turn.ids)) for turn in ready}
         drafting = [turn for turn in ready if most[turn] > 0 and self.store.reserve(ready[turn], _end(turn, most))]
         if not drafting:
@@ -68,21 +75,25 @@ class ModelDrafter:
                 del self._sessions[turn]
                 self.store.release(session, self.store.retention.stop(turn.request.tenant, turn.stop_kind))
 
-    def _caught_up(self, turn: Turn) -> SessionCache | None:
-        """The turn's session, which owes few tokens; None if there is none yet."""
+    def _catch_up(self, turn: Turn, most: int) -> tuple[SessionCache | None, int]:
+        """The turn's session, if it owes at most ``most`` tokens, and how many; else None, and how many of them it was
+        fed now.
+        """
         if self.store.is_long(len(turn.ids) + _MOST_FED):  # past a threshold of the draft model's
-            return None
+            return None, 0
         session = self._sessions.get(turn) or self._acquire(turn)
         if session is None:
-            return None
+            return None, 0
         assert session.length <= common_prefix(session.token_ids, turn.ids)
         session.token_ids = turn.ids[:]
         if not self.store.reserve(session, len(turn.ids)):
-            return None
+            return None, 0
         owed = len(turn.ids) - session.length
-        if owed > _MOST_FED:
-            self._runner.run([(session, _MOST_FED)], [])
-        return session if owed <= _MOST_FED else None
+        if owed <= most:
+            return session, owed
+        if most > 0:
+            self._runner.run([(session, most)], [])
+        return None, max(0, most)
 
     def _acquire(self, turn: Turn) -> SessionCache | None:
         """A session with as much of the turn's timeline as the draft model's store has."""

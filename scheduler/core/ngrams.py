@@ -12,7 +12,8 @@ import numpy.typing as npt
 SIZE = 3  # tokens of the shortest match
 _LONGEST = 32  # tokens: longer matches are not told apart
 _CANDIDATES = 16  # occurrences that are compared, the newest
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_UINT64 = (1 << 64) - 1
 
 Keys = npt.NDArray[np.uint64]
 
@@ -30,9 +31,17 @@ def keys_of(ids: npt.NDArray[np.int32]) -> Keys:
     """
     if len(ids) < SIZE:
         return np.empty(0, np.uint64)
-    parts = [ids[at : len(ids) - SIZE + 1 + at].astype(np.uint64) * _FACTORS[at] for at in range(SIZE)]
+    parts = [ids[at : len(ids) - SIZE + 1 + at].astype(np.uint64) * np.uint64(_FACTORS[at]) for at in range(SIZE)]
     keys: Keys = parts[0] ^ parts[1] ^ parts[2]
     return keys
+
+
+def key_of(ids: Sequence[int]) -> int:
+    """The same for ``SIZE`` tokens."""
+    key = 0
+    for token, factor in zip(ids, _FACTORS, strict=True):
+        key ^= token * factor & _UINT64
+    return key
 
 
 class NgramIndex:
@@ -61,8 +70,10 @@ class NgramIndex:
             return
         if count > len(self._keys):
             self._keys = np.resize(self._keys, max(count, 2 * len(self._keys)))
-        new = np.array(ids[self._count :], np.int32)
-        self._keys[self._count : count] = keys_of(new)
+        if count == self._count + 1:  # one more token, as in decoding: many times faster than arrays of one key
+            self._keys[self._count] = key_of(ids[-SIZE:])
+        else:
+            self._keys[self._count : count] = keys_of(np.array(ids[self._count :], np.int32))
         self._count = count
 
 

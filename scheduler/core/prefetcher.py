@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from cache.pages.eviction import scoped
+from cache.pages.eviction import scope_name
 from cache.pages.session import SessionCache, common_prefix
 from cache.segments.chain import Owner
 from cache.store import SessionStore
@@ -60,7 +60,7 @@ class Prefetcher:
 
     def _bring_up(self, request: Warm, announcement: _Announcement) -> bool:
         """Whether nothing is left to do for it."""
-        store, tenant = self._store, scoped(request.tenant, request.salt)
+        store, tenant = self._store, scope_name(request.tenant, request.salt)
         ids = self._timeline(request, tenant)
         if not ids or (request.session is not None and store.busy(tenant, request.session)):
             return True

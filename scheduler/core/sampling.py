@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cache.memory.stream import HostCopy, put
 from scheduler.core.token_counts import TokenCounts
+from scheduler.core.truncation import truncate
 from scheduler.core.turn import Turn
-from scheduler.sampling_params import Sampling
 
 _STRETCH = 256  # tokens
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # of each byte of a mask
@@ -189,10 +188,10 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     probs = torch.softmax(logits / temperature.clamp_min(1e-5), -1)
     cut = [row for row, w in enumerate(wanted) if w.top_k > 0 or w.top_p < 1.0 or w.min_p > 0.0]
     if len(cut) == len(wanted):
-        probs = _truncate(probs, wanted)
+        probs = truncate(probs, wanted)
     elif cut:
         rows = put(np.array(cut), device)
-        probs[rows] = _truncate(probs[rows], [wanted[row] for row in cut])
+        probs[rows] = truncate(probs[rows], [wanted[row] for row in cut])
     number = put(np.array([turn.random.random() for turn in turns]), device)[:, None]
     return _search_cumulative(probs, number)
 
@@ -232,50 +231,3 @@ def _search_cumulative(probs: torch.Tensor, number: torch.Tensor) -> torch.Tenso
     picked = torch.searchsorted(inside.double().cumsum(-1), wanted - before, right=True)[:, 0]
     last = (inside > 0) * torch.arange(1, stretch + 1, device=probs.device)  # rounding must not pick one of
     return (first + torch.minimum(picked, last.amax(-1) - 1)).clamp(min=0)  # probability 0
-
-
-def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
-    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``. At least one
-    token stays, and of equals all or none.
-    """
-    if probs.device.type == "cpu":
-        found = [_min_probability(row, w) for row, w in zip(probs.numpy(), wanted, strict=True)]
-        least = torch.tensor(found, dtype=torch.float32)[:, None]
-    else:
-        least = _min_probabilities(probs, wanted)
-    return torch.where(probs >= least, probs, 0.0)
-
-
-def _min_probability(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
-    """The smallest probability in ``row [V]`` that stays. numpy sorts numbers thirty times as fast as torch sorts them
-    with their places.
-    """
-    width, few = len(row), 0 < wanted.top_k < len(row)
-    if few:
-        left = np.sort(np.partition(row, width - wanted.top_k)[width - wanted.top_k :])[::-1]
-        total = left.sum(dtype=np.float64)
-    elif wanted.top_p < 1.0:  # all others together are less than what a nucleus leaves out
-        total = row.sum(dtype=np.float64)
-        left = np.sort(row[row >= (1 - wanted.top_p) * total / width])[::-1]
-    else:
-        return float(np.float32(wanted.min_p) * row.max())
-    if not len(left):  # these are no numbers
-        return 0.0
-    last = len(left) - 1
-    if wanted.top_p < 1.0:
-        last = min(last, int(np.searchsorted(left.cumsum(dtype=np.float64), wanted.top_p * total)))
-    return float(max(left[last], np.float32(wanted.min_p) * left[0]))
-
-
-def _min_probabilities(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
-    """``_min_probability`` of all rows at once, where nobody waits for the device: ``[rows, 1]``."""
-    device, width = probs.device, probs.shape[-1]
-    ordered = probs.sort(-1, descending=True).values
-    top_k = put(np.array([min(w.top_k or width, width) for w in wanted]), device)[:, None]
-    kept = torch.where(torch.arange(width, device=device) < top_k, ordered, 0.0)
-    mass = kept.cumsum(-1, dtype=torch.float64)
-    # A sum reaches the whole before the rarest tokens: top_p 1 must still keep them.
-    share = put(np.array([w.top_p if w.top_p < 1.0 else 2.0 for w in wanted]), device)[:, None]
-    count = torch.searchsorted(mass, share * mass[:, -1:]) + 1
-    least = ordered.gather(-1, torch.minimum(count, top_k) - 1)
-    return torch.maximum(least, put(np.array([w.min_p for w in wanted], np.float32), device)[:, None] * ordered[:, :1])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
+from functools import partial
 
 from cache.pages.retention import Stop
 from cache.pages.session import SessionCache, common_prefix
@@ -16,11 +17,13 @@ from cache.tiers.archive import Fetch
 from scheduler.core.prefetcher import Prefetcher
 from scheduler.core.queue import FairQueue
 from scheduler.core.turn import Turn, TurnStatus
-from scheduler.protocol import FinishReason, Miss, Receipt
+from scheduler.protocol import FinishReason
+from scheduler.turn_receipt import Miss, Receipt
 
 _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
 _STOPS = 1024  # turns that have ended of which the server may still tell that they called tools
 _PATIENCE = 32  # turns that may overtake one for which there is no room; then it is next
+_SPARE_SHARE = 4  # a step of spare turns takes a quarter of the token budget at most, so that others soon have theirs
 
 
 class Scheduler:
@@ -32,6 +35,9 @@ class Scheduler:
     Invariants: a running turn has a session that no other turn runs on, a waiting turn has none. Pages for all tokens
     that a turn has to feed are reserved at admission, so only decoding can run out of memory; then the turn that was
     admitted last is preempted.
+
+    Spare turns feed nothing in a step that feeds anything of others, are admitted when no other turn waits, and are
+    preempted first where another lacks pages or a place in the batch.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Scheduler:
 
     def add(self, turn: Turn) -> None:
         """Queue a new turn. Raises ``QueueFull``."""
-        self.waiting.add(turn, {t.request.tenant for t in self.running})
+        self.waiting.add(turn, {t.request.tenant for t in self.running if t.spare is turn.spare})
         self._turns[turn.request.turn] = turn
         turn.arrived = self.store.retention.clock()
         if turn.request.session is not None:
@@ -89,20 +95,50 @@ class Scheduler:
         for turn in self.running[:] if self.store.threshold is not None else ():
             if turn.session is not None and turn.session.long is not self.store.is_long(len(turn.ids)):
                 self._preempt(turn)  # it has crossed a RoPE threshold: all of it is computed once more
-        for turn in sorted(self.running, key=self._urgency):
-            if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
-                plan[turn] = min(self._share(turn), budget)
-                budget -= plan[turn]
-        while budget > 0 and len(self.running) < self._max_running:
-            admitted = self._admit_next()
-            if admitted is None:
-                break
-            plan[admitted] = min(self._share(admitted), budget)
-            budget -= plan[admitted]
+        self._fill(plan, budget, spare=False)
+        if not plan and all(turn.spare for turn in self.running):
+            self._fill(plan, -(-budget // _SPARE_SHARE), spare=True)
         for turn, count in plan.items():
             turn.last_step = self._steps
-            self.waiting.charge(turn.request.tenant, count)
+            self.waiting.charge(turn.request.tenant, count, spare=turn.spare)
         return list(plan.items())
+
+    def _fill(self, plan: dict[Turn, int], budget: int, *, spare: bool) -> None:
+        """Plan a step of ``budget`` tokens for the running turns, then for those that can be admitted: for the spare
+        ones, or for all others.
+        """
+        for turn in sorted((turn for turn in self.running if turn.spare is spare), key=self._urgency):
+            if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
+                budget -= self._plan(plan, turn, budget)
+        while budget > 0 and self._has_place(spare=spare):
+            admitted = self._admit_next(spare=spare)
+            if admitted is None:
+                break
+            budget -= self._plan(plan, admitted, budget)
+
+    def _has_place(self, *, spare: bool) -> bool:
+        """Whether another turn may run. Spare ones make a place for a turn that is not, and wait while there is one."""
+        if spare:
+            return len(self.running) < self._max_running and not self.waiting.has_urgent()
+        if len(self.running) < self._max_running:
+            return True
+        if not self.waiting.has_urgent():
+            return False
+        return self._preempt_spare()
+
+    def _preempt_spare(self) -> bool:
+        """Preempt the spare turn that was admitted last; False if none runs."""
+        victim = next((turn for turn in reversed(self.running) if turn.spare), None)
+        if victim is None:
+            return False
+        self.preemptions += 1
+        self._preempt(victim)
+        return True
+
+    @property
+    def next_fed(self) -> list[Turn]:
+        """The running turns that may be in the next step: spare ones only where there are no others."""
+        return [turn for turn in self.running if not turn.spare] or self.running
 
     def spare_tokens(self, plan: list[tuple[Turn, int]]) -> int:
         """How many more tokens than those of ``plan`` a step may feed."""
@@ -130,6 +166,7 @@ class Scheduler:
 
     def _release(self, turn: Turn, session: SessionCache) -> None:
         """The session of a turn that ends is idle from now on."""
+        session.media = None
         if not self._reuse:
             self.store.discard(session)
             return
@@ -147,9 +184,19 @@ class Scheduler:
             assert turn.status is TurnStatus.RUNNING
             assert turn.session is not None
             assert turn.session.running
-            assert turn.session.token_ids == turn.ids
+            assert turn.session.token_ids == turn.timeline
         assert all(t.status is TurnStatus.WAITING and t.session is None for t in self.waiting)
         assert len(self._turns) == len(self.running) + len(self.waiting)
+
+    def _plan(self, plan: dict[Turn, int], turn: Turn, budget: int) -> int:
+        """Add to ``plan`` what ``turn`` feeds in this step, returned too: nothing while its next picture is encoded."""
+        assert turn.session is not None
+        count = min(self._share(turn), budget)
+        if turn.media is not None:
+            count = turn.media.feedable(turn.session.length, count)
+        if count:
+            plan[turn] = count
+        return count
 
     def _share(self, turn: Turn) -> int:
         """How many tokens ``turn`` may feed in one step: all that it has, but the last token of a prompt separately if
@@ -164,17 +211,20 @@ class Scheduler:
         tenant's first.
         """
         decoding = turn.uncomputed == 1
-        return (not decoding, turn.last_step if decoding else self.waiting.served(turn.request.tenant), turn.last_step)
+        served = self.waiting.tokens_served(turn.request.tenant, spare=turn.spare)
+        return (not decoding, turn.last_step if decoding else served, turn.last_step)
 
     # -- admission --------------------------------------------------------------------------------------------------
 
-    def _admit_next(self) -> Turn | None:
-        """Admit the next waiting turn that can run now."""
-        for turn in self.waiting.in_order(_LOOK_AHEAD):
+    def _admit_next(self, *, spare: bool) -> Turn | None:
+        """Admit the next waiting turn that can run now: a ``spare`` one, or another."""
+        for turn in self.waiting.in_order(_LOOK_AHEAD, spare=spare):
             if turn.compiling or self._awaits_prefix(turn) or self._awaits_fetch(turn):
                 continue
             if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
+            if turn.fetch is not None and not turn.fetch.room and not turn.spare:
+                self._preempt_spare()
             if turn.fetch is not None and not turn.fetch.tokens:
                 turn.fetch = None  # what memory holds now may be on disk by the time there is room
             turn.overtaken += 1
@@ -190,10 +240,13 @@ class Scheduler:
         """
         if not (self._reuse and turn.reusable):
             return False
-        cached = self.store.match(turn.scope, turn.ids)
+        ids = turn.timeline
+        cached = self.store.match(turn.scope, ids)
         for other in self.running:
+            if other.spare and not turn.spare:
+                continue  # it may get no step for long
             if other.scope == turn.scope and other.session is not None and other.uncomputed > 1:
-                promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
+                promised = min(common_prefix(other.session.token_ids, ids), len(ids) - 1)
                 if self.store.stateful and promised < other.prompt_length - 1:
                     continue  # there will be no checkpoint where they part
                 if promised > max(cached, other.session.length):
@@ -208,7 +261,7 @@ class Scheduler:
         if archive is None or not (self._reuse and turn.reusable):
             return False
         if turn.fetch is None or not turn.fetch.begun:
-            found = archive.fetch(turn.scope, turn.request.session, turn.ids)
+            found = archive.fetch(turn.scope, turn.request.session, turn.timeline)
             turn.fetch = Fetch(done=True) if found is None else found
         if turn.fetch.stuck:
             turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
@@ -217,11 +270,14 @@ class Scheduler:
     def _admit(self, turn: Turn) -> bool:
         """Waiting -> running, with pages for all it owes; False where there is no room now."""
         reuse = self._reuse and turn.reusable
-        closest = self.store.closest(turn.scope, turn.ids) if reuse and turn.receipt is None else (0, None)
-        request = turn.request
-        acquired = self.store.acquire(
-            turn.scope, request.session, turn.ids, reuse, side=turn.is_side, parent=request.parent
-        )
+        request, ids = turn.request, turn.timeline
+        first, name = reuse and turn.receipt is None, request.session
+        closest = self.store.closest(turn.scope, ids) if first else (0, None)
+        moved = first and name is not None and self.store.is_of_other_weights(turn.scope, name, ids)
+        acquire = partial(self.store.acquire, turn.scope, name, ids, reuse, side=turn.is_side, parent=request.parent)
+        acquired = acquire()
+        while acquired is None and not turn.spare and self._preempt_spare():
+            acquired = acquire()
         if acquired is None:
             return False
         pause = self.store.resume(acquired.session, turn.arrived, turn.is_ping)
@@ -229,24 +285,34 @@ class Scheduler:
             self.store.refresh(request.tenant, request.parent)
         self.waiting.remove(turn)
         turn.session, turn.status = acquired.session, TurnStatus.RUNNING
-        turn.session.source = turn.source
+        turn.session.source, turn.session.media, turn.session.key = turn.source, turn.media, turn.key
         self.store.keep(turn.session, request.keep_until)
         self.running.append(turn)
         if turn.receipt is None:
-            turn.receipt = self._receipt(turn, acquired, pause, *closest)
+            turn.receipt = self._receipt(turn, acquired, pause, *closest, moved)
         return True
 
     def _receipt(
-        self, turn: Turn, acquired: Acquired, pause: tuple[Stop, float] | None, matched: int, expected: int | None
+        self,
+        turn: Turn,
+        acquired: Acquired,
+        pause: tuple[Stop, float] | None,
+        matched: int,
+        expected: int | None,
+        moved: bool,
     ) -> Receipt:
-        """The receipt of a turn that has just been admitted: what was reused of its prompt, and why not more."""
+        """The receipt of a turn that has just been admitted: what was reused of its prompt, and why not more.
+        ``moved``: what is cached of its session was computed with other weights.
+        """
         fetch = turn.fetch or Fetch()
         raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
         loaded = (Tier.HOST, min(acquired.restored, acquired.reused - raised)), (fetch.source, raised)
         whole = acquired.reused >= min(matched, len(turn.ids) - 1)
         miss = None
-        if not whole:
-            miss = Miss(fetch.miss) if fetch.miss is not None else Miss.NO_CHECKPOINT
+        if moved and acquired.reused < len(turn.ids) - 1:
+            miss = Miss.ADAPTER
+        elif not whole:
+            miss = Miss(fetch.miss) if fetch.miss is not None else self._lack
         elif fetch.miss is not None:
             miss = Miss(fetch.miss)
         elif expected is not None and matched < len(turn.ids) - 1:
@@ -264,7 +330,14 @@ class Scheduler:
             admitted=time.monotonic(),
             after=None if pause is None else pause[0].kind,
             idle=None if pause is None else pause[1],
+            pictures=len(turn.media.media) if turn.media is not None else 0,
+            encoded=len(turn.media.all_missing(acquired.reused)) if turn.media is not None else 0,
         )
+
+    @property
+    def _lack(self) -> Miss:
+        """Why a session cannot be rewound to a length at which its timeline is in memory."""
+        return Miss.NO_CHECKPOINT if self.store.stateful else Miss.WINDOW
 
     # -- preemption -------------------------------------------------------------------------------------------------
 
@@ -274,7 +347,8 @@ class Scheduler:
         """
         assert turn.session is not None
         while not self.store.reserve(turn.session, len(turn.ids)):
-            victim = next(t for t in reversed(self.running) if t not in plan)
+            last = [t for t in reversed(self.running) if t not in plan]
+            victim = next((t for t in last if t.spare), last[0])
             self.preemptions += 1
             self._preempt(victim)
             if victim is turn:
@@ -285,6 +359,7 @@ class Scheduler:
         """Running -> waiting; its KV may be evicted, and its token ids are enough to continue later."""
         assert turn.session is not None
         self.running.remove(turn)
+        turn.session.media = None
         self.store.release(turn.session)
         turn.session, turn.status, turn.fetch = None, TurnStatus.WAITING, None
         self.waiting.put_back(turn)

@@ -7,7 +7,11 @@ from pathlib import Path
 from cache.inventory import session_holdings
 from cache.segments.chain import Owner
 from cache.store import SessionStore
+from scheduler.adapters.adapter_set import AdapterSet
+from scheduler.core.adapter_commands import AdapterCommands
+from scheduler.core.media_commands import MediaCommands
 from scheduler.core.model_drafter import ModelDrafter
+from scheduler.media.pictures import PictureStore
 from scheduler.protocol import (
     Export,
     Exported,
@@ -26,8 +30,19 @@ from scheduler.protocol import (
 class SessionCommands:
     """Executes commands between steps. Answers that need the disk come later: call ``take`` after each step."""
 
-    def __init__(self, store: SessionStore, fingerprint: str, drafter: ModelDrafter | None = None) -> None:
-        """``drafter``: of the draft model, which has a cache of its own for each session."""
+    def __init__(
+        self,
+        store: SessionStore,
+        fingerprint: str,
+        drafter: ModelDrafter | None = None,
+        pictures: PictureStore | None = None,
+        adapters: AdapterSet | None = None,
+    ) -> None:
+        """``drafter``: of the draft model, which has a cache of its own for each session. ``pictures``: None if the
+        model takes none. ``adapters``: None if turns may name none.
+        """
+        self.adapters = AdapterCommands(adapters)
+        self.media = MediaCommands(pictures)
         self._store = store
         self.drafter = drafter
         self._fingerprint = fingerprint
@@ -36,7 +51,7 @@ class SessionCommands:
     def take(self) -> list[FromEngine]:
         """The answers since the last call."""
         answers, self._answers = self._answers, []
-        return answers
+        return [*answers, *self.media.take(), *self.adapters.take()]
 
     def forget(self, request: Forget) -> None:
         """Drop a session from every tier. Its turn has been ended."""
@@ -83,6 +98,8 @@ class SessionCommands:
         else:
             owner = Owner(request.tenant, request.session, True)
             ids = None if request.token_ids is None else unpack_ids(request.token_ids)
+            if ids and (key := self.adapters.key_of(self._store.first_token(*owner[:2]), ids)) is not None:
+                ids = key.mark(ids)
             self._store.archive.export(owner, session, ids, Path(request.folder), told)
 
     def take_in(self, request: Import) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from cache.media_ids import MEDIA
 from scheduler.core.drafters import (
+    MOST,
+    AskedDrafter,
     Draft,
     Drafter,
     GrammarDrafter,
@@ -20,6 +24,7 @@ from scheduler.core.drafters import (
     PredictionDrafter,
     SessionsDrafter,
 )
+from scheduler.core.heads_drafter import HeadsDrafter
 from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.step_costs import StepCosts
@@ -28,8 +33,8 @@ from scheduler.protocol import DraftSource, unpack_ids
 
 log = logging.getLogger("warmturn.engine")
 
-MOST = 16  # drafted tokens of a turn in one step
 _GAIN = 1.02  # tokens per cost that drafting must gain
+_LEAST = 0.04  # the chance that a token behind is right with which it is not worth computing whether to feed it
 _TURN_WEIGHT = 4.0  # drafts of its own after which a turn's record counts as much as that of all turns
 _FORGETTING = 0.9  # of a turn's record, per draft
 _GLOBAL_FORGETTING = 0.998
@@ -40,7 +45,9 @@ _PRIORS = {
     DraftSource.HISTORY: 0.6,
     DraftSource.SESSIONS: 0.6,
     DraftSource.MODEL: 0.6,
+    DraftSource.HEADS: 0.6,
 }
+_INDEXED, _INDEXED_IDLE = 1 << 12, 1 << 16  # tokens of stored sessions between two steps: about 1 ms and 15 ms
 _LENGTHS = (4, 6, 10, 20)  # matched tokens, in which proposals of one source are told apart
 
 Kind = tuple[DraftSource, int]  # and how many tokens matched
@@ -73,14 +80,15 @@ class TurnState:
 class Speculator:
     """Drafts for the turns of a step. The most promising drafter of a turn is the first that proposes something:
     grammar, prediction, the own history, other sessions. A token is drafted if the tokens per cost that the step is
-    expected to give become more by it. Where nothing of them is drafted, the draft model is asked, if there is one.
+    expected to give become more by it. Where nothing of them is drafted, the draft model or the model's own MTP layers
+    are asked, if there are any.
     """
 
     def __init__(
-        self, shared: SessionsIndex, context: int, stateful: bool = False, model: ModelDrafter | None = None
+        self, shared: SessionsIndex, context: int, stateful: bool = False, asked: AskedDrafter | None = None
     ) -> None:
         """``context``: the most tokens of a timeline. ``stateful``: sessions have states that must not read a token
-        that is not in their reply. ``model``: of the draft model, if there is one.
+        that is not in their reply. ``asked``: of the draft model or of the model's own layers.
         """
         self.drafted: Counter[DraftSource] = Counter()
         self.accepted: Counter[DraftSource] = Counter()
@@ -88,9 +96,15 @@ class Speculator:
         self._shared = shared
         self._context = context
         self._stateful = stateful
-        self.model = model
+        self.asked = asked
+        self._fed: list[tuple[Turn, int, int]] = []  # in the step: the session's length before it, and how many tokens
         self._records: dict[Kind, Record] = {}
         self._turns: WeakKeyDictionary[Turn, TurnState] = WeakKeyDictionary()
+
+    @property
+    def draft_model(self) -> ModelDrafter | None:
+        """Of the draft model, if there is one."""
+        return self.asked if isinstance(self.asked, ModelDrafter) else None
 
     def draft(self, plan: list[tuple[Turn, int]], room: int) -> dict[Turn, Draft]:
         """Drafts of at most ``room`` tokens in all for the turns of ``plan`` that decode, for each at least one token
@@ -115,17 +129,33 @@ class Speculator:
                     chosen[turn] = draft._replace(ids=draft.ids[:size])
                 else:
                     state.untried = draft, turn.generated
-            if not size and self.model is not None:
+            if not size and self.asked is not None and turn.media is None:  # they know no pictures
                 size, gained = self._worth_asking(turn, state, most, fed, expected)
                 if size:
                     asked[turn] = size
             fed, expected, room = fed + size, expected + gained, room - size
-        return {**chosen, **self._ask(asked)} if asked else chosen
+        return {**chosen, **self._ask(asked, room)} if asked else chosen
 
     def poll(self, idle: bool) -> None:
-        """Between steps: the draft model's sessions that are read or written. ``idle``: no turn runs or waits."""
-        if self.model is not None:
-            self.model.poll(idle)
+        """Between steps: what was on disk at the start is indexed, and the draft model's sessions are read or written.
+        ``idle``: no turn runs or waits.
+        """
+        self._shared.add_stored(_INDEXED_IDLE if idle else _INDEXED)
+        if self.asked is not None:
+            self.asked.poll(idle)
+
+    def begin(self, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft]) -> None:
+        """A step is about to feed ``plan`` and ``drafts``."""
+        if isinstance(self.asked, HeadsDrafter):
+            sizes = [(turn, count + len(drafts[turn].ids) if turn in drafts else count) for turn, count in plan]
+            self._fed = [(turn, turn.session.length, size) for turn, size in sizes if turn.session is not None]
+            self.asked.begin()
+
+    def on_verified(self) -> None:
+        """The step's drafts are verified: what counts as fed is known."""
+        if isinstance(self.asked, HeadsDrafter):
+            self.asked.read(self._fed)
+            self._fed = []
 
     def learn(self, turn: Turn, draft: Draft, accepted: int) -> None:
         """``accepted`` tokens of a draft that was fed were drawn."""
@@ -135,7 +165,7 @@ class Speculator:
         turn.drafts[draft.source] = drafted + len(draft.ids), before + accepted
         self._count(self._state(turn), draft, min(len(draft.ids), accepted + 1), accepted)
 
-    def ended(self, turn: Turn) -> None:
+    def on_end(self, turn: Turn) -> None:
         """A turn is about to end: from now on its timeline may be proposed to other turns of its tenant."""
         if turn.session is not None:
             self._shared.add(turn.scope, turn.session)
@@ -159,26 +189,28 @@ class Speculator:
     def _propose(self, turn: Turn, state: TurnState, most: int) -> Draft | None:
         for drafter in state.drafters:
             draft = drafter.propose(turn, most)
-            if draft is not None and draft.ids:
-                return draft
+            if draft is not None and (ids := spoken_part(draft.ids)):
+                return draft._replace(ids=ids)
         return None
 
     def _worth_asking(self, turn: Turn, state: TurnState, most: int, fed: int, expected: float) -> tuple[int, float]:
-        """``_worth`` of what the draft model may propose; one token now and then if that is nothing."""
-        assert self.model is not None
-        draft = Draft(DraftSource.MODEL, range(most))
-        each = self.model.seconds / self.costs.unit if self.costs.unit else 0.0
+        """``_worth`` of what may be proposed if that is asked for; one token now and then if that is nothing."""
+        assert self.asked is not None
+        draft = Draft(self.asked.source, range(min(most, self.asked.most)))
+        each = self.asked.seconds / self.costs.unit if self.costs.unit else 0.0
         found = self._worth(draft, self._chance(state, draft), fed, expected, each)
         return (1, 0.0) if not found[0] and turn.generated % _EVERY == 1 else found
 
-    def _ask(self, asked: dict[Turn, int]) -> dict[Turn, Draft]:
-        """The draft model's proposals. It is not asked again after it has failed: turns go on without it."""
-        assert self.model is not None
+    def _ask(self, wanted: dict[Turn, int], room: int) -> dict[Turn, Draft]:
+        """Proposals of what must be asked, which may read ``room`` tokens first. It is not asked again after it has
+        failed: turns go on without it.
+        """
+        assert self.asked is not None
         try:
-            return self.model.propose(asked)
+            return self.asked.propose(wanted, room)
         except Exception as error:  # out of memory, or a bug in a model
-            log.error("the draft model failed and is not used any more", exc_info=error)
-            self.model = None
+            log.error("drafting by %s failed and is not tried any more", self.asked.source, exc_info=error)
+            self.asked = None
             return {}
 
     def _test_untried(self, turn: Turn, state: TurnState) -> None:
@@ -212,6 +244,8 @@ class Speculator:
         more, right = 0.0, 1.0
         for count in range(1, len(draft.ids) + 1):
             right *= chance
+            if right < _LEAST:
+                break
             more += right
             cost = self.costs.relative(fed + count) + each * count
             if self._stateful:  # the next step feeds once more what was right
@@ -220,6 +254,11 @@ class Speculator:
             if rate > best:
                 best, size, gained = rate, count, more
         return size, gained
+
+
+def spoken_part(ids: Sequence[int]) -> Sequence[int]:
+    """What stands in front of the first picture in ``ids``: no model says one."""
+    return next((ids[:at] for at, token in enumerate(ids) if token >= MEDIA), ids)
 
 
 def kind_of(draft: Draft) -> Kind:

@@ -39,7 +39,7 @@ class StepCosts:
         slope = (cost - 1) / (low - 1) if low > 1 else _SLOPE
         return cost + slope * (tokens - low)
 
-    def measured(self, tokens: int, seconds: float) -> None:
+    def record(self, tokens: int, seconds: float) -> None:
         """A step that fed ``tokens`` took ``seconds``."""
         if not 1 <= tokens <= _MOST or seconds <= 0:
             return

@@ -18,7 +18,7 @@ from scheduler.protocol import Delta, FinishReason, TokenLogprob
 class DrawnToken:
     """A token that was drawn for ``turn``. ``reason``: why it ends the turn, None if it does not. ``stop``: the stop
     string or token that matched. ``text``: the text that may be shown with it, None if it is not decoded yet.
-    ``shown``: whether it has text. ``may_end``: whether it may end the turn before the turn's limit. ``thinking_cut``:
+    ``shown``: whether it has text. ``may_stop``: whether a stop string may end the turn with it. ``thinking_cut``:
     see ``Delta``.
     """
 
@@ -28,7 +28,7 @@ class DrawnToken:
     stop: str | int | None = None
     text: str | None = None
     shown: bool = True
-    may_end: bool = True
+    may_stop: bool = True
     thinking_cut: bool = False
 
 
@@ -46,8 +46,7 @@ class StopChecker:
         drawn = DrawnToken(turn, sampled)
         may_end = turn.may_end
         if thinking is not None:
-            drawn.may_end, drawn.thinking_cut = not thinking.in_message, thinking.cut
-            may_end = may_end and drawn.may_end
+            drawn.may_stop, drawn.thinking_cut = thinking.allows_end, thinking.cut
             thinking.accept(sampled.token)
         turn.append(sampled.token)
         complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
@@ -91,5 +90,7 @@ class StopChecker:
 def _text(drawn: DrawnToken) -> str:
     """What the token releases: all that was held back, if it ends the turn."""
     turn = drawn.turn
-    text = turn.text.push(drawn.sampled.token, may_stop=turn.may_end and drawn.may_end) if drawn.shown else ""
+    text = (
+        turn.text.push(drawn.sampled.token, may_stop=turn.has_fewest_tokens and drawn.may_stop) if drawn.shown else ""
+    )
     return text if drawn.reason is None else text + turn.text.flush()

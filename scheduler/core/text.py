@@ -95,17 +95,17 @@ class TextStream:
         ``may_stop``, or before that, is not part of a stop string.
         """
         self._ids.append(token)
-        return self._release(self._decoded(final=False), may_stop)
+        return self._release(self._decode_new(final=False), may_stop)
 
     def flush(self) -> str:
         """What was held back, at the end of the turn."""
         if self.stopped is not None:
             return ""
-        text = self._held + self._decoded(final=True)
+        text = self._held + self._decode_new(final=True)
         self._held = ""
         return text
 
-    def _decoded(self, *, final: bool) -> str:
+    def _decode_new(self, *, final: bool) -> str:
         end = len(self._ids)
         text = self._decode(self._ids)
         if text.endswith(_REPLACEMENT) and not final:

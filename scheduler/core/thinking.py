@@ -41,9 +41,9 @@ class ThinkingState:
         return self._forced[0] if self._forced else None
 
     @property
-    def in_message(self) -> bool:
-        """Whether the next token belongs to the message, which ends no reply."""
-        return self._message > 0
+    def allows_end(self) -> bool:
+        """Whether the next token, or text that it completes, may end the reply: not where it belongs to the message."""
+        return self._message == 0
 
     def accept(self, token: int) -> None:
         """Take the next token of the reply; it is ``forced`` if that is not None."""

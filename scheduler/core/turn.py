@@ -7,15 +7,18 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cache.pages.eviction import scoped
+from cache.pages.eviction import scope_name
+from cache.pages.media import TimelineMedia
 from cache.pages.session import SessionCache
+from cache.pages.timeline_key import TimelineKey
 from cache.tier import StopKind
 from cache.tiers.archive import Fetch
 from scheduler.core.constraint import Constraint
 from scheduler.core.text import TextStream
 from scheduler.core.thinking import ThinkingState
 from scheduler.core.token_counts import TokenCounts
-from scheduler.protocol import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
+from scheduler.protocol import FinishReason, Submit, TokenLogprob, unpack_ids
+from scheduler.turn_receipt import Receipt
 
 
 class TurnStatus(StrEnum):
@@ -37,6 +40,8 @@ class Turn:
     request: Submit
     text: TextStream
     start: tuple[int, ...] = ()  # encoder-decoder models: what the decoder begins with, the prompt is the source
+    media: TimelineMedia | None = None  # of a prompt with pictures
+    key: TimelineKey | None = None  # of the adapter with which it is computed
     ids: array[int] = field(init=False)
     source: array[int] | None = field(init=False)
     prompt_length: int = field(init=False)
@@ -66,9 +71,19 @@ class Turn:
         self.random = random.Random(None if seed is None else seed % 2**64)  # Random itself drops the sign
 
     @property
+    def spare(self) -> bool:
+        """Whether nobody waits for it, see ``Submit``."""
+        return self.request.spare
+
+    @property
     def scope(self) -> str:
         """Whose cached tokens this turn may reuse, and who may reuse its own: the cache's name for its tenant."""
-        return scoped(self.request.tenant, self.request.salt)
+        return scope_name(self.request.tenant, self.request.salt)
+
+    @property
+    def timeline(self) -> array[int]:
+        """``ids`` as the cache knows them."""
+        return self.ids if self.key is None else self.key.mark(self.ids)
 
     @property
     def generated(self) -> int:
@@ -93,18 +108,25 @@ class Turn:
     @property
     def is_side(self) -> bool:
         """Whether it is beside a conversation and leaves nothing that another turn goes on from."""
-        return self.request.side and not self.is_ping
+        return (self.request.side or (self.request.spare and self.request.session is None)) and not self.is_ping
 
     @property
     def stop_kind(self) -> StopKind:
         """What its end makes likely; that it has called tools is told later, see ``AwaitTools``."""
         if self.is_ping:
             return StopKind.WARM_UP
-        return StopKind.SIDE if self.request.side else StopKind.ANSWER
+        return StopKind.SIDE if self.is_side else StopKind.ANSWER
 
     @property
     def may_end(self) -> bool:
-        """Whether the next token, or the text so far, may end the turn."""
+        """Whether the next token may end the turn: it has its fewest tokens, and is not in the middle of a message that
+        ends its reasoning.
+        """
+        return self.has_fewest_tokens and (self.thinking is None or self.thinking.allows_end)
+
+    @property
+    def has_fewest_tokens(self) -> bool:
+        """Whether it has as many tokens as its request asks for at least."""
         return self.request.stopping.allows_end(self.ids, self.prompt_length)
 
     @property
@@ -121,4 +143,4 @@ class Turn:
         """A token was sampled: it is pending, to be fed by the next step."""
         assert self.session is not None
         self.ids.append(token)
-        self.session.token_ids.append(token)
+        self.session.append((token,))

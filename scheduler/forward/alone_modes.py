@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class AloneMode(Mode):
     stateful = True
 
     def install(self) -> None:
-        """Nothing: the model runs as it is."""
+        """Nothing: the model runs as it is. Raises Unsupported if it returns no cache."""
         if self.trace.argument is None and not self.trace.attributes:
             raise Unsupported("the model returns no cache")
 
@@ -45,7 +46,8 @@ class AloneMode(Mode):
             inputs[self.trace.argument] = cache
         for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
             setattr(module, name, value)
-        out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
+        with nullcontext() if step.adapted is None else step.adapted.only(rows):
+            out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
         cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
         span.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
         logits: torch.Tensor = out.logits[0]
@@ -89,6 +91,7 @@ class RecomputeMode(Mode):
         """See ``Mode.forward``."""
         parts = []
         for span in step.spans:
-            ids = torch.tensor([list(span.session.token_ids[: span.stop])], device=self.model.device)
-            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -span.size :])
+            ids = torch.tensor([list(span.session.plain(0, span.stop))], device=self.model.device)
+            with nullcontext() if step.adapted is None else step.adapted.repeated(span.row, span.stop):
+                parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -span.size :])
         return torch.cat(parts)[keep]

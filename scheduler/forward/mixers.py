@@ -2,24 +2,19 @@
 
 In a packed row, a recurrence would continue from one session into the next. So every module that keeps a state (see
 ``scheduler.forward.trace``) is called once per session, with that session's part of the inputs and its state. Sessions
-that feed a single token are called together, with their states stacked into a batch. The module's own code is
+that feed a single token are called together, with states that are the rows of a batch. The module's own code is
 unchanged.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from transformers.cache_utils import DynamicCache
 
-from cache.attention.backend import once
-from cache.memory.stream import put
 from cache.pages import state as states
 from cache.pages.packed import PackedStep, Span
 
@@ -28,20 +23,35 @@ SpanMask = Callable[[int, Any, int], torch.Tensor]  # layer, the session's cache
 _MASKS = ("attention_mask", "conv_mask")  # they describe a padded batch; a session has no padding
 
 
+class Together(NamedTuple):
+    """Single tokens of a step that are computed as one batch. ``order``: where they are in the packed row, in the order
+    of the batch; ``rows``: the same on the device, ``[count]`` int64, or None where the step has no other tokens and
+    that order. ``state``: of the batch.
+    """
+
+    rows: torch.Tensor | None
+    order: list[int]
+    state: Any
+
+
 class CurrentStep:
-    """The step that split modules currently run in; None outside of a step."""
+    """The step that split modules currently run in, None outside of a step, and which of its tokens are computed
+    together.
+    """
 
     def __init__(self) -> None:
         self.step: PackedStep | None = None
+        self.together: Together | None = None
 
     @contextmanager
-    def over(self, step: PackedStep | None) -> Iterator[None]:
+    def over(self, step: PackedStep | None, together: Together | None = None) -> Iterator[None]:
         """Within it, ``step`` is in flight."""
-        before, self.step = self.step, step
+        before = self.step, self.together
+        self.step, self.together = step, together
         try:
             yield
         finally:
-            self.step = before
+            self.step, self.together = before
 
 
 class MixerSplit:
@@ -76,97 +86,85 @@ class MixerSplit:
         step = self._flight.step
         if step is None:
             return self._forward(*args, **kwargs)
-        inputs = self._named(args, kwargs)
+        inputs = self._name_arguments(args, kwargs)
+        together = self._flight.together
         out: dict[int, Any] = {}
-        single = [s for s in step.spans if s.size == 1 and s.start > 0]
-        if len(single) > 1 and self._stackable([span.session.state for span in single]):
-            for span, part in zip(single, self._together(inputs, single, step), strict=True):
-                out[span.row] = part
+        if together is not None:
+            found = self._call(_batch(inputs, together.rows, step.tokens), together.state, step, together.order)
+            if len(together.order) == step.tokens:
+                return _unbatch(found, together.rows)
+            out = {row: states.part_of(found, place) for place, row in enumerate(together.order)}
         for span in step.spans:
             if span.row not in out:
-                out[span.row] = self._alone(inputs, span, step.tokens)
-        return _joined([out[span.row] for span in step.spans])
+                out[span.row] = self._alone(inputs, span, step)
+        return _join([out[span.row] for span in step.spans])
 
-    def _stackable(self, caches: Sequence[Any]) -> bool:
-        """Whether this layer's state is all in ``cache.pages.layers``, of one shape; others keep parts elsewhere."""
-        if self._mask is not None or self._layer < 0 or type(caches[0]) is not DynamicCache:
-            return False
-        shapes = [
-            {path: tensor.shape for path, tensor in states.tensors_of(cache.layers[self._layer]).items()}
-            for cache in caches
-        ]
-        return all(shape == shapes[0] for shape in shapes)
-
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _name_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs).arguments
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 bound.update(bound.pop(name, {}))
         return {name: None if name in _MASKS else value for name, value in bound.items()}
 
-    def _alone(self, inputs: dict[str, Any], span: Span, tokens: int) -> Any:
+    def _alone(self, inputs: dict[str, Any], span: Span, step: PackedStep) -> Any:
         """One session's tokens with its own state, whole or one at a time."""
+        tokens = step.tokens
         end = span.row + span.size
         slow = self.token_by_token and span.start > 0
         cuts = [(at, at + 1) for at in range(span.row, end)] if slow else [(span.row, end)]
         parts = []
         for first, last in cuts:
-            mine = {name: _sliced(value, slice(first, last), tokens) for name, value in inputs.items()}
+            mine = {name: _slice(value, slice(first, last), tokens) for name, value in inputs.items()}
             if self._mask is not None:
                 mine["attention_mask"] = self._mask(self._layer, span.session.state, last - first)
-            parts.append(self._call(mine, span.session.state))
+            parts.append(self._call(mine, span.session.state, step, slice(first, last)))
         if self._mask is not None and isinstance(parts[0], tuple):
-            return (_joined([part[0] for part in parts]), *[None] * (len(parts[0]) - 1))  # no attention weights
-        return _joined(parts)
+            return (_join([part[0] for part in parts]), *[None] * (len(parts[0]) - 1))  # no attention weights
+        return _join(parts)
 
-    def _together(self, inputs: dict[str, Any], spans: Sequence[Span], step: PackedStep) -> Iterator[Any]:
-        """Single tokens of several sessions as one batch, their states of this layer stacked."""
-        caches = [span.session.state for span in spans]
-        batch = states.stacked([cache.layers[self._layer] for cache in caches])
-        # Sent once per step: a list as an index would be copied to the device for each input of each layer.
-        rows = once(step, "rows of single tokens", lambda: put(np.array([s.row for s in spans]), step.tier.device))
-        mine = {name: _batched(value, rows, step.tokens) for name, value in inputs.items()}
-        out = self._call(mine, _with_layer(caches[0], self._layer, batch))
-        for cache, state in zip(caches, states.unstacked(batch, len(caches)), strict=True):
-            cache.layers[self._layer] = state
-        for i in range(len(spans)):
-            yield states.part_of(out, i)
-
-    def _call(self, inputs: dict[str, Any], cache: Any) -> Any:
-        with self._flight.over(None):  # a module inside this one must not be split again
+    def _call(self, inputs: dict[str, Any], cache: Any, step: PackedStep, rows: Any) -> Any:
+        adapted = nullcontext() if step.adapted is None else step.adapted.only(rows)
+        with adapted, self._flight.over(None):  # a module inside this one must not be split again
             return self._forward(**{**inputs, self._argument: cache})
 
 
-def _sliced(value: Any, rows: slice, tokens: int) -> Any:
+def _slice(value: Any, rows: slice, tokens: int) -> Any:
     """The part of an input that belongs to ``rows`` of the packed row; what has no token dimension is everybody's."""
-    return _mapped(value, tokens, lambda tensor: tensor[:, rows])
+    return _map_tensors(value, tokens, lambda tensor: tensor[:, rows])
 
 
-def _batched(value: Any, rows: torch.Tensor, tokens: int) -> Any:
-    """Single rows of an input as a batch: ``[1, T, ...]`` -> ``[len(rows), 1, ...]``."""
-    return _mapped(value, tokens, lambda tensor: tensor[0].index_select(0, rows)[:, None])
+def _batch(value: Any, rows: torch.Tensor | None, tokens: int) -> Any:
+    """Single rows of an input as a batch: ``[1, T, ...]`` -> ``[len(rows), 1, ...]``; all of them without ``rows``."""
+    if rows is None:
+        return _map_tensors(value, tokens, lambda tensor: tensor[0][:, None])
+    return _map_tensors(value, tokens, lambda tensor: tensor[0].index_select(0, rows)[:, None])
 
 
-def _mapped(value: Any, tokens: int, part: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _unbatch(value: Any, rows: torch.Tensor | None) -> Any:
+    """The reverse of ``_batch`` for a packed row of single tokens: ``[T, 1, ...]`` -> ``[1, T, ...]``."""
+
+    def one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        tensor = tensors[0]
+        if tensor.dim() < 2:
+            return tensor
+        ordered = tensor if rows is None else torch.empty_like(tensor).index_copy_(0, rows, tensor)
+        return ordered.transpose(0, 1)
+
+    return states.combine(one, [value])
+
+
+def _map_tensors(value: Any, tokens: int, part: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return part(value) if value.dim() >= 2 and value.shape[1] == tokens else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, tokens, part) for item in value)
+        return type(value)(_map_tensors(item, tokens, part) for item in value)
     if isinstance(value, dict):
-        return {name: _mapped(item, tokens, part) for name, item in value.items()}
+        return {name: _map_tensors(item, tokens, part) for name, item in value.items()}
     return value
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _join(parts: Sequence[Any]) -> Any:
     """Outputs of the spans, one after the other again."""
     if len(parts) == 1:
         return parts[0]
-    return states.joined(parts, 1)
-
-
-def _with_layer(cache: Any, index: int, layer: Any) -> Any:
-    """A cache like ``cache`` in which layer ``index`` is another; the others are never touched by this call."""
-    twin = copy.copy(cache)
-    twin.layers = list(cache.layers)
-    twin.layers[index] = layer
-    return twin
+    return states.concatenate(parts, 1)

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from cache.pages.layers import AttentionLayer
+from cache.pages.layers import AttentionLayer, Windows
 from cache.pages.packed import PackedStep
+from cache.pages.state_rows import StateRows
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompiledLayers
@@ -39,7 +40,13 @@ class Mode(ABC):
         self.fusion: Fusion | None = None
         self.compiled: CompiledLayers | None = None
         self.accepts = inspect.signature(model.forward).parameters
+        self.rows = StateRows()
         self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
+
+    @property
+    def batches(self) -> bool:
+        """Whether sessions that feed one token each, and their states, are computed as one batch, see ``rows``."""
+        return False
 
     @abstractmethod
     def install(self) -> None:
@@ -52,6 +59,11 @@ class Mode(ABC):
     @abstractmethod
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windowed layers, if a step reads nothing of them behind what they see; known after a step."""
+        return None
 
     def learn(self) -> bool:
         """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns

@@ -10,19 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+from transformers.cache_utils import DynamicCache
 
+from cache.attention.decode import DecodeStep
 from cache.attention.packed_attention import PackedAttention, Unsupported
-from cache.pages.layers import AttentionLayer
+from cache.memory.stream import put
+from cache.pages.layers import AttentionLayer, Windows, windows_of
 from cache.pages.packed import PackedStep, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMode
-from scheduler.forward.mixers import CurrentStep, MixerSplit
+from scheduler.forward.mixers import CurrentStep, MixerSplit, Together
 from scheduler.forward.mode import Mode
 from scheduler.forward.trace import Trace
+from scheduler.media.sight import Sight
 
 
 class PagedMode(Mode):
@@ -34,11 +39,12 @@ class PagedMode(Mode):
         self._decoder = language_model(model)
         self._text = model.config.get_text_config(decoder=True)
         self._flight = CurrentStep()
+        self.sight: Sight | None = None  # how pictures enter, where it was measured
         self._splits: list[MixerSplit] = []
         self._cache = packed_class(type(trace.cache))
 
     def install(self) -> None:
-        """Split the recurrent modules."""
+        """Split the recurrent modules. Raises Unsupported for a forward without the arguments, or a state elsewhere."""
         if not self.layers:
             raise Unsupported("the config does not describe the layers")
         if self.trace.argument is None or self.trace.argument not in self.accepts:
@@ -67,12 +73,41 @@ class PagedMode(Mode):
         inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place, by_row=self.trace.by_row)
         for split in self._splits:
             split.token_by_token = self.token_by_token
-        for span in step.spans if self.stateful else ():
+        for span in step.spans if self.stateful and not isinstance(step, DecodeStep) else ():
             if span.session.state is None:
                 span.session.state = self.trace.fresh(self._text)
-        with self._flight.over(step), self.attention_context(step):
-            logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
+        inputs["input_ids"] = step.token_ids
+        if step.media and self.sight is not None:
+            inputs |= self.sight.inputs(step)
+        together = self._together(step)
+        with self._flight.over(step, together), self.attention_context(step):
+            logits: torch.Tensor = self.model(**inputs).logits[0]
+        if together is not None:
+            self.rows.settle(len(together.order))
         return logits if logits.shape[0] == len(keep) else logits[keep]
+
+    def _together(self, step: PackedStep) -> Together | None:
+        """The single tokens of a step that are computed as one batch, if there are several."""
+        if not self.batches:
+            return None
+        if isinstance(step, DecodeStep):
+            return Together(None, [*range(step.tokens)], self.rows.first(step.tokens))
+        single = [span for span in step.spans if span.size == 1 and span.start > 0]
+        if len(single) < 2 or any(type(span.session.state) is not DynamicCache for span in single):
+            return None
+        places = self.rows.bind([span.session for span in single])
+        if places is None:
+            return None
+        order = [span.row for _, span in sorted(zip(places, single, strict=True), key=lambda pair: pair[0])]
+        alone = order == list(range(step.tokens))
+        rows = None if alone else put(np.array(order), step.tier.device)
+        return Together(rows, order, self.rows.first(len(single)))
+
+    @property
+    def batches(self) -> bool:
+        """See ``Mode``: all of a layer's state must be in the cache."""
+        layers = [getattr(module, "layer_idx", None) for module in self.trace.mixers]
+        return bool(layers) and all(isinstance(index, int) and index >= 0 for index in layers)
 
     @abstractmethod
     def masks(self, step: PackedStep) -> dict[str, Any]:
@@ -94,8 +129,13 @@ class PackedMode(PagedMode):
         self.attention = PackedAttention(layers)
         self._previous = self._decoder.config._attn_implementation
 
+    @property
+    def windows(self) -> Windows | None:
+        """See ``Mode``."""
+        return None if self.stateful else windows_of(self.layers, self.attention.sources)
+
     def install(self) -> None:
-        """Switch the language model to our attention function, where it has attention."""
+        """Switch the language model to our attention function, where it has any. Raises Unsupported."""
         super().install()
         if any(layer.stores for layer in self.layers):
             self._decoder.set_attn_implementation(self.attention.name)
@@ -187,6 +227,11 @@ class SplitMode(MaskedMode):
     def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
         self.stateful = True
+
+    @property
+    def batches(self) -> bool:
+        """See ``Mode``: keys that are in a session's own cache have its length."""
+        return False
 
     def _split(self, argument: str) -> list[MixerSplit]:
         return [

@@ -27,7 +27,7 @@ class LongRope:
         lengths = [int(m.config.rope_parameters["original_max_position_embeddings"]) for m in self._modules]
         self.threshold: int | None = min(lengths, default=None)
         for module in self._modules:
-            module.forward = self._wrapped(module.forward)
+            module.forward = self._wrap(module.forward)
 
     def remove(self) -> None:
         """The rotary modules are as they were."""
@@ -43,7 +43,7 @@ class LongRope:
         finally:
             self._forced = False
 
-    def _wrapped(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def rotary(x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if not self._forced:
                 return forward(x, position_ids, *args, **kwargs)

@@ -60,7 +60,7 @@ class EncoderDecoderMode(Mode):
     def _run(self, step: PackedStep, group: Sequence[Span]) -> list[torch.Tensor]:
         """Logits ``[size, V]`` of each span."""
         kept = [span.session.state or self._begin(span) for span in group]
-        hidden, cache = states.stacked(kept) if len(kept) > 1 else kept[0]
+        hidden, cache = states.stack(kept) if len(kept) > 1 else kept[0]
         ids = torch.cat([step.token_ids[:, s.row : s.row + s.size] for s in group])
         out = self.model(
             encoder_outputs=self._output(last_hidden_state=hidden),
@@ -70,7 +70,7 @@ class EncoderDecoderMode(Mode):
             return_dict=True,
         )
         after = (hidden, out.past_key_values)
-        parts = states.unstacked(after, len(group)) if len(group) > 1 else [after]
+        parts = states.unstack(after, len(group)) if len(group) > 1 else [after]
         for span, part in zip(group, parts, strict=True):
             span.session.state = part
         return list(out.logits)

@@ -125,7 +125,7 @@ def _by_row(model: Any, ids: torch.Tensor, first: int) -> bool:
     inside = {module for holder in holders for module in holder.modules()}
     steps = torch.arange(ids.shape[1], device=ids.device)[None]
     asking: list[torch.nn.Module] = []
-    with _listening(lambda module, name, caller: asking.append(module) if _asks(name, caller) else None):
+    with _listen(lambda module, name, caller: asking.append(module) if _asks(name, caller) else None):
         model(input_ids=ids, position_ids=steps + first, use_cache=True, return_dict=True)
     return not asking or not inside.isdisjoint(asking)
 
@@ -159,7 +159,7 @@ def _watched() -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Modu
     mixers: dict[torch.nn.Module, None] = {}
     readers: dict[torch.nn.Module, None] = {}
 
-    def heard(module: torch.nn.Module, name: str, caller: str) -> None:
+    def on_heard(module: torch.nn.Module, name: str, caller: str) -> None:
         if caller != type(module).__module__:  # the cache class itself, or a helper
             return
         if name not in _ATTENTION:
@@ -167,12 +167,12 @@ def _watched() -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Modu
         if name.startswith("update") or name not in _ATTENTION:
             readers[module] = None
 
-    with _listening(heard):
+    with _listen(on_heard):
         yield mixers, readers
 
 
 @contextmanager
-def _listening(heard: Callable[[torch.nn.Module, str, str], None]) -> Iterator[None]:
+def _listen(heard: Callable[[torch.nn.Module, str, str], None]) -> Iterator[None]:
     """Within it, ``heard`` is told what is read of any cache: the module that runs, the name, and the file that reads,
     as the name of a Python module.
     """

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
+from cache.errors import first_line
 from scheduler.engine_config import EngineConfig
 from scheduler.model import gguf, load_errors
 from scheduler.model.packed_checkpoint import PackedCheckpoint
@@ -50,10 +51,12 @@ def read_tokenizer(config: EngineConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         if tokenizer.encode(_WORDS, add_special_tokens=False):
             return tokenizer
-    except Exception:
+    except Exception as error:
         folder = Path(where)
-        if options or not folder.is_dir() or any(file for name in _TOKENIZERS for file in folder.glob(name)):
+        if options or not folder.is_dir() or isinstance(error, ImportError):
             raise
+        if any(file for name in _TOKENIZERS for file in folder.glob(name)):
+            raise ValueError(f"the tokenizer in {folder} cannot be read ({first_line(error)})") from error
     raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights")
 
 
@@ -70,17 +73,17 @@ def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tup
     packed = PackedCheckpoint.of(settings) if device.type == "cpu" and config.tensor_parallel == 1 else None
     if packed is not None:
         with suppress(NotOurs), packed:  # else the library that made it may know what to do
-            model = _pretrained(where, settings, options)
+            model = _load_pretrained(where, settings, options)
             return packed.finish(model).eval(), packed.digest
-    options |= _quantised(settings, device)
+    options |= _quantised_options(settings, device)
     if config.tensor_parallel > 1:
         options |= division.options(config.tensor_parallel)
-    model = _pretrained(where, settings, options)
+    model = _load_pretrained(where, settings, options)
     weights = digest(model)  # while they are here: what is on a GPU would have to come back
     return model.to(device).eval(), weights
 
 
-def _pretrained(where: str, settings: Any, options: Mapping[str, Any]) -> Any:
+def _load_pretrained(where: str, settings: Any, options: Mapping[str, Any]) -> Any:
     """The model as transformers loads it. Raises ``ValueError`` where weights are missing."""
     with AllOperators():
         model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
@@ -122,7 +125,7 @@ def _attention(settings: Any) -> dict[str, Any]:
     return {"attn_implementation": "eager"} if capped else {}
 
 
-def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
+def _quantised_options(settings: Any, device: torch.device) -> dict[str, Any]:
     """Options for a checkpoint that says it is quantised. Raises ``ValueError`` where transformers does not know how:
     it would take the stored integers for weights.
     """

@@ -16,12 +16,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache.attention.decode import DecodeStep, Tables
 from cache.errors import first_line
+from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
+from cache.pages import state as states
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache
@@ -106,18 +109,23 @@ class DecodeGraphs:
     All graphs leave their logits in one place: what one says is read before the next runs.
     """
 
-    def __init__(self, mode: Mode, tier: MemoryTier, most: int, context: int, capture: Capture) -> None:
-        self._mode, self._tier, self._capture = mode, tier, capture
+    def __init__(
+        self, mode: Mode, tier: MemoryTier, most: int, context: int, capture: Capture, state_bytes: int = 0
+    ) -> None:
+        """``state_bytes``: what the states of a graph's sessions may take, where sessions have states."""
+        self._mode, self._tier, self._capture, self._state_bytes = mode, tier, capture, state_bytes
         self._buckets = buckets(most)
         self._pages = -(-context // tier.page_size) + 1
-        self._tables: Tables | None = None
+        self._tables: list[Tables] = []  # for each part of pages
         self._logits: torch.Tensor | None = None
         self._graphs: dict[int, DecodeGraph] = {}
         self._met: Counter[int] = Counter()
         self._failed: set[int] = set()
+        self.reserved = 0  # bytes of the states of sessions that graphs run for
         self.refused = ""  # why buckets have no graph, where a capture has failed
         stored = {index for index, layer in enumerate(mode.layers) if layer.stores}
-        self._learning = bool(stored) and stored <= mode.in_place and not mode.stateful
+        paged = bool(stored) and stored <= mode.in_place
+        self._learning = mode.compiles and ((paged or not stored) and mode.batches if mode.stateful else paged)
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -126,24 +134,28 @@ class DecodeGraphs:
         """The logits ``[len(work), V]`` of a step in which each session feeds one token, valid until the next; None
         where there is no graph for it.
         """
-        graph = self._graphs.get(self._bucket(work))
-        if graph is None:
+        bucket = self._bucket(work)
+        graph = self._graphs.get(bucket)
+        sessions = [session for session, _ in work]
+        rows = self._rows(sessions, bucket) if graph is not None else None
+        if graph is None or rows is None:
             return None
-        graph.step.fill([session for session, _ in work])
+        graph.step.fill(_arrange(sessions, rows))
         graph.run()
         assert self._logits is not None
-        return self._logits[: len(work)]
+        logits = self._logits[: len(work)]
+        return logits if rows == sorted(rows) else logits.index_select(0, put(np.array(rows), logits.device))
 
-    def learn(self, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> None:
-        """``logits`` are what such a step has said without a graph, and its sessions' lengths have not grown yet:
-        capture one, if it is time to.
+    def learn(self, work: Sequence[tuple[SessionCache, int]]) -> None:
+        """Such a step has run without a graph, and its sessions' lengths have not grown yet: capture one, if it is time
+        to. Where sessions have states, which have gone on, graphs are captured at load only.
         """
         bucket = self._bucket(work)
-        if not bucket or not self._learning or bucket in self._graphs or bucket in self._failed:
+        if not bucket or not self._learning or self._mode.stateful or bucket in self._graphs or bucket in self._failed:
             return
         self._met[bucket] += 1
         if self._met[bucket] >= _WARM:
-            self._try(bucket, work, logits)
+            self._try(bucket, work)
 
     def capture_all(
         self,
@@ -158,8 +170,9 @@ class DecodeGraphs:
             return
         began, before = time.monotonic(), used()
         with torch.inference_mode():
-            pages, work = self._made_up()
+            pages, work = self._make_sessions()
             try:
+                self._make_rows(work)
                 for bucket in reversed(self._buckets):
                     if time.monotonic() - began > budget.seconds or used() - before > budget.nbytes:
                         self.refused = self.refused or "the budget of load time or memory was spent"
@@ -167,24 +180,23 @@ class DecodeGraphs:
                     if bucket in self._failed or not self._learning:
                         continue
                     tell(len(self._graphs), len(self._buckets))
-                    chosen = work[:bucket]
-                    keep = torch.arange(len(chosen), device=self._tier.device)
-                    self._try(bucket, chosen, self._mode.forward(PackedStep(chosen, self._tier), keep).float())
+                    self._try(bucket, work[:bucket])
             finally:
                 for page in pages:
                     self._tier.release(page.slot)
+                    self._tier.release(page.near, near=True)
 
     @property
     def captured(self) -> tuple[int, ...]:
         """The numbers of rows for which there are graphs."""
         return tuple(sorted(self._graphs))
 
-    def _try(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> None:
-        """Capture a bucket. What fails for lack of memory is not tried again, nor are larger ones; any other failure
-        would meet all.
+    def _try(self, bucket: int, work: Sequence[tuple[SessionCache, int]]) -> None:
+        """Capture a bucket, whose sessions' states are then used up. What fails for lack of memory is not tried again,
+        nor are larger ones; any other failure would meet all.
         """
         try:
-            self._graphs[bucket] = self._captured(bucket, work, logits)
+            self._graphs[bucket] = self._capture_checked(bucket, work)
             return
         except torch.OutOfMemoryError as error:
             self._failed |= {size for size in self._buckets if size >= bucket}
@@ -195,21 +207,35 @@ class DecodeGraphs:
         self.refused = self.refused or reason
         log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, reason)
 
-    def _made_up(self) -> tuple[list[Page], list[tuple[SessionCache, int]]]:
+    def _make_rows(self, work: Sequence[tuple[SessionCache, int]]) -> None:
+        """Where sessions have states, make rows for those of as many sessions as ``state_bytes`` allow."""
+        if not self._mode.stateful:
+            return
+        one = max((states.nbytes(session.state) for session, _ in work), default=self._state_bytes + 1)
+        self._buckets = [size for size in self._buckets if size * one <= self._state_bytes]
+        if self._buckets:
+            self._mode.rows.reserve(work[0][0].state, self._buckets[-1])
+            self.reserved = self._buckets[-1] * one
+        else:
+            self._learning, self.refused = False, "the states of sessions take too much memory"
+
+    def _make_sessions(self) -> tuple[list[Page], list[tuple[SessionCache, int]]]:
         """Sessions of a few tokens, up to the number of rows, whose next tokens a step feeds; and their pages."""
         pages: list[Page] = []
         work = []
-        for number in range(min(self._buckets[-1], self._tier.free)):
-            session = SessionCache("", None)
+        for number in range(self._buckets[-1]):
+            if not self._tier.fits(1, 1):
+                break
+            session = SessionCache("", None, self._mode.stateful)
             length = 1 + number % (self._tier.page_size - 1)
             session.token_ids = array("i", [1 + number % 7] * (length + 1))
-            session.pages = [Page(self._tier, self._tier.alloc())]
+            session.pages = [Page(self._tier, self._tier.alloc(), self._tier.alloc(near=True))]
             pages.append(session.pages[0])
             work.append((session, length))
         keep = torch.zeros(1, dtype=torch.int64, device=self._tier.device)
         self._mode.forward(PackedStep(work, self._tier), keep)
         for session, length in work:
-            session.fed(length)
+            session.on_fed(length)
         return pages, [(session, 1) for session, _ in work]
 
     def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> int:
@@ -220,21 +246,19 @@ class DecodeGraphs:
             return 0
         return next(size for size in self._buckets if size >= len(work))
 
-    def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> DecodeGraph:
-        """A graph that says the same as ``logits``. Raises whatever is in its way.
+    def _capture_checked(self, bucket: int, work: Sequence[tuple[SessionCache, int]]) -> DecodeGraph:
+        """A graph that says the same as a step without one, and leaves the same states. Raises whatever is in its way.
 
         What is compiled is watched as it is, since kernels show less than operations, and captured compiled. What waits
         for the device inside of torch's functions is found by ``Capture.watched``, before the capture: torch recovers
         badly from one that fails.
         """
-        if self._tables is None or self._logits is None:
-            self._tables = Tables(self._tier, self._buckets[-1], self._pages)
-            with torch.inference_mode(False):  # a step that is watched writes there, and is not in inference mode
-                self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
-        place = self._logits[:bucket]
-        step = DecodeStep(self._tier, self._tables, bucket)
-        step.fill([session for session, _ in work])
-        keep = torch.arange(bucket, device=self._tier.device)
+        before = [states.clone(session.state) for session, _ in work]
+        logits = self._mode.forward(PackedStep(work, self._tier), self._numbers(len(work))).float()
+        after = [states.clone(session.state) for session, _ in work]
+        place = self._place(logits)[:bucket]
+        step, keep = DecodeStep(self._tier, self._tables, bucket), self._numbers(bucket)
+        self._fill(step, work, before)
 
         def forward() -> torch.Tensor:
             try:
@@ -250,8 +274,51 @@ class DecodeGraphs:
             forward()
         run = self._capture(forward)
         place.fill_(float("nan"))
+        rows = self._fill(step, work, before)
         run()
-        error = (place[: len(work)] - logits).float().square().mean().sqrt() / logits.float().std()
-        if not float(error) <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
-            raise ValueError(f"the results differ by {float(error):.1e}")
+        found = [place[rows], *(t for session, _ in work for t in states.tensors_of(session.state).values())]
+        wanted = [logits, *(t for state in after for t in states.tensors_of(state).values())]
+        error = max(_difference(one, other) for one, other in zip(found, wanted, strict=True))
+        if not error <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
+            raise ValueError(f"the results differ by {error:.1e}")
         return DecodeGraph(step, keep, run)
+
+    def _place(self, logits: torch.Tensor) -> torch.Tensor:
+        """Where all graphs leave their logits, which are like ``logits``; made with the page tables at first."""
+        if self._logits is None:
+            parts = (False, True) if self._tier.near_layers else (False,)
+            self._tables = [Tables(self._tier, self._buckets[-1], self._pages, near) for near in parts]
+            with torch.inference_mode(False):  # a step that is watched writes there, and is not in inference mode
+                self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
+        return self._logits
+
+    def _numbers(self, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self._tier.device)
+
+    def _fill(self, step: DecodeStep, work: Sequence[tuple[SessionCache, int]], before: Sequence[Any]) -> list[int]:
+        """Set the step to the next tokens of sessions whose states are as ``before``; returns their rows. Raises
+        ``ValueError`` where their states cannot be there.
+        """
+        for (session, _), state in zip(work, before, strict=True):
+            session.state = states.clone(state)
+        sessions = [session for session, _ in work]
+        rows = self._rows(sessions, step.tokens)
+        if rows is None:
+            raise ValueError("the states of sessions cannot be one batch")
+        step.fill(_arrange(sessions, rows))
+        return rows
+
+    def _rows(self, sessions: Sequence[SessionCache], bucket: int) -> list[int] | None:
+        """The rows of ``sessions`` in a step of a graph, with their states; None where their states cannot be there."""
+        return self._mode.rows.bind(sessions, bucket) if self._mode.stateful else [*range(len(sessions))]
+
+
+def _arrange(sessions: Sequence[SessionCache], rows: Sequence[int]) -> list[SessionCache]:
+    """``sessions`` in the order of their ``rows``."""
+    return [session for _, session in sorted(zip(rows, sessions, strict=True), key=lambda pair: pair[0])]
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The RMS of the difference relative to the deviation of ``wanted``; NaN counts as endless."""
+    error = (found - wanted).float().square().mean().sqrt() / wanted.float().std().clamp(min=1e-6)
+    return float(error) if not torch.isnan(error) else float("inf")

@@ -4,14 +4,18 @@ gives.
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig
+
 from scheduler.sampling_params import Generation
 
+_READ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_strings")
 log = logging.getLogger("warmturn.engine")
 
 FILE = "generation_config.json"
@@ -26,13 +30,18 @@ _INT32 = 2**31 - 1
 
 
 def read_generation(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a file, or in ``generation_config.json`` of a folder. Raises ``ValueError``."""
+    """The JSON object in a file, or in ``generation_config.json`` of a folder. Raises ``ValueError``, also for a
+    misspelt name.
+    """
     try:
         said = json.loads((path / FILE if path.is_dir() else path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise ValueError("--generation-config: a JSON file is needed") from None
     if not isinstance(said, dict):
         raise ValueError("--generation-config: the file must contain a JSON object")
+    for name in said.keys() - vars(GenerationConfig()).keys():  # a checkpoint's may have more
+        if near := difflib.get_close_matches(name, (*_READ, "do_sample", "eos_token_id"), 1, 0.8):
+            raise ValueError(f"--generation-config: {name} is no parameter; did you mean {near[0]}?")
     return said
 
 
@@ -44,12 +53,12 @@ def generation_of(said: Mapping[str, Any], source: str) -> Generation:
     their end-of-sequence tokens, and ``transformers`` itself writes no value that is its default.
     """
     found: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_strings"):
+    for name in _READ:
         value = said.get(name)
         if value is None:
             continue
         try:
-            found["stop" if name == "stop_strings" else name] = _checked(name, value)
+            found["stop" if name == "stop_strings" else name] = _check(name, value)
         except ValueError as error:
             if source != "model":
                 raise ValueError(f"--generation-config: {name} {error}") from None
@@ -59,7 +68,7 @@ def generation_of(said: Mapping[str, Any], source: str) -> Generation:
     return Generation(source=source, **found)
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check(name: str, value: Any) -> Any:
     if name == "stop_strings":
         return _stops([value] if isinstance(value, str) else value)
     if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else (int, float)):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 import transformers
 
 from cache.errors import first_line
+from cache.memory.codec import Codec
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
+from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.accel.cpu.rounding import Rounding
 from scheduler.accel.gpu.compiled import CompileOptions
@@ -29,7 +32,9 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
 from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
-from scheduler.model.generation_defaults import generation_of, read_generation
+from scheduler.model.eyes import Eyes, find_eyes, senses_of
+from scheduler.model.generation_defaults import FILE, generation_of, read_generation
+from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.tokenizer import take_apart
@@ -70,6 +75,10 @@ class LoadedModel:
     followers: Followers | None = None  # the other ranks of a model that is divided
     generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
     rounding: WeightRounding | None = None  # what --weights changed
+    eyes: Eyes | None = None  # of a model that takes pictures
+    packing: Packing | None = None  # its weights as programs multiply with them
+    blind: str = ""  # why a model that was made for pictures takes none
+    licence: str = ""  # as its card names it
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -79,15 +88,17 @@ class LoadedModel:
 
 def load(config: EngineConfig, tell: Any) -> LoadedModel:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages and the tokenizer. Raises ``LoadFailed``."""
-    device = _device(config.device)
+    device = device_of(config.device)
     cores.share()
     tell(Loading("reading the configuration"))
     followers: Followers | None = None
     try:
         settings, tokenizer = read_config(config), read_tokenizer(config)
         tell(TokenizerRead(take_apart(tokenizer)))
-        chosen = _chosen(config.generation_config)
+        chosen = _chosen_config(config)
         if config.tensor_parallel > 1:
+            if config.kv_dtype != "auto":
+                raise ValueError(f"--kv-dtype {config.kv_dtype}: not with --tensor-parallel")
             if obstacle := division.obstacle(settings, config.tensor_parallel, device):
                 raise ValueError(f"--tensor-parallel {config.tensor_parallel}: {obstacle}")
             tell(Loading("starting the other ranks"))
@@ -96,24 +107,29 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         model, weights = read_model(config, settings, device)
         said, source = (_own(model), "model") if chosen is None else chosen
         generation = generation_of(said, source)
-        rounding = _rounded(config, model, device)
+        rounding = _round_weights(config, model, device)
         if device.type == "cpu":
             cores.fit(model)
         tell(Loading("measuring how the model can be run"))
     except Exception as error:  # a broken file raises whatever its reader likes
         why = load_errors.reason(error, config.model)
-        raise LoadFailed(f"cannot load {config.model!r}: {why}{_ended(followers)}") from error
+        raise LoadFailed(f"cannot load {config.model!r}: {why}{_end_followers(followers)}") from error
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
-        loaded = prepare(model, tokenizer, verdicts, followers, tell, _name(weights, config), rounding)
-        return replace(loaded, generation=generation, eos_token_ids=_ends(model, tokenizer, said.get("eos_token_id")))
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, _name(weights, config), rounding, _codec(config))
+        if senses_of(model):
+            tell(Loading("measuring how it takes pictures or sounds"))
+        eyes, blind = find_eyes(model, config.model, loaded.verdict, PAGE_SIZE, loaded.rope, followers is not None)
+        ends = _ends(model, tokenizer, said.get("eos_token_id"))
+        licence = licence_of(config.model)
+        return replace(loaded, generation=generation, eos_token_ids=ends, eyes=eyes, blind=blind, licence=licence)
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(
-            f"cannot serve {config.model!r}: no mode gives correct results: {error}{_ended(followers)}"
+            f"cannot serve {config.model!r}: no mode gives correct results: {error}{_end_followers(followers)}"
         ) from error
 
 
-def _ended(followers: Followers | None) -> str:
+def _end_followers(followers: Followers | None) -> str:
     """Which other rank has ended by itself, for people; now all of them end."""
     if followers is None:
         return ""
@@ -121,7 +137,7 @@ def _ended(followers: Followers | None) -> str:
     return f" ({followers.lost})" if followers.lost is not None else ""
 
 
-def _rounded(config: EngineConfig, model: Any, device: torch.device) -> Rounding | None:
+def _round_weights(config: EngineConfig, model: Any, device: torch.device) -> Rounding | None:
     """Round the weights of ``model`` if that is asked for. Raises ``ValueError``."""
     if config.weights == "auto":
         return None
@@ -139,13 +155,20 @@ def _name(weights: str, config: EngineConfig) -> str:
     return hashlib.blake2b(f"{weights} {config.weights}".encode(), digest_size=16).hexdigest()
 
 
-def _chosen(generation_config: str) -> tuple[Mapping[str, Any], str] | None:
-    """The generation config that the operator chose, and its source; None: the model's own. Raises ``ValueError``."""
-    if generation_config == "model":
+def _codec(config: EngineConfig) -> Codec:
+    """How KV is to be kept in memory."""
+    return Codec.EXACT if config.kv_dtype == "auto" else Codec(config.kv_dtype)
+
+
+def _chosen_config(config: EngineConfig) -> tuple[Mapping[str, Any], str] | None:
+    """The generation config that the operator chose, and its source; None: the model's own. Raises ``ValueError``, also
+    for one of the model's that cannot be read: transformers would go on without it."""
+    if config.generation_config == "model":
+        load_errors.check_json(load_errors.folder_of(config.model) / FILE)
         return None
-    if generation_config == "openai":
+    if config.generation_config == "openai":
         return {}, "openai"
-    said = read_generation(Path(generation_config))
+    said = read_generation(Path(config.generation_config))
     generation_of(said, "file")  # what is wrong with it is told before the weights are loaded
     return said, "file"
 
@@ -188,12 +211,13 @@ def prepare(
     tell: Any = lambda _: None,
     weights: str | None = None,
     rounding: Rounding | None = None,
+    codec: Codec = Codec.EXACT,
 ) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
-    ``rounding``: what was done to its weights, which is measured.
+    ``rounding``: what was done to its weights, which is measured. ``codec``: how KV is to be kept in memory.
     """
     text = model.config.get_text_config(decoder=True)
     context = _context(text, tokenizer)
@@ -204,8 +228,11 @@ def prepare(
         rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
+        packing: Packing | None = None
         if followers is None:
-            verdict = _packed(model, layers, rope, found, _compiling(model, tell), context, rounding)
+            verdict, packing = _pack_and_probe(
+                model, layers, rope, found, _compile_options(model, tell), context, rounding, codec
+            )
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
             followers.mirror(model)
@@ -232,15 +259,16 @@ def prepare(
         size,
         followers,
         rounding=None if rounding is None else rounding.found,
+        packing=packing,
     )
 
 
-def _compiling(model: Any, tell: Any) -> CompileOptions | None:
+def _compile_options(model: Any, tell: Any) -> CompileOptions | None:
     """Layers are compiled for GPUs; on a CPU there are programs of ours, and compiling takes longer."""
     return CompileOptions(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
-def _packed(
+def _pack_and_probe(
     model: Any,
     layers: list[AttentionLayer],
     rope: LongRope,
@@ -248,7 +276,8 @@ def _packed(
     compiling: CompileOptions | None,
     context: int,
     rounding: Rounding | None,
-) -> Verdict:
+    codec: Codec,
+) -> tuple[Verdict, Packing]:
     """Pack the weights and probe; unpack them where no mode is right with packed ones. Raises ``UnsupportedModel``."""
     packing = pack(model, known.answers)
     pack_experts(model, packing)
@@ -256,23 +285,32 @@ def _packed(
     packing.choose_ways()
     if rounding is not None:
         rounding.measure(model)
+    measured = partial(probe, model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling, context=context)
     try:
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
+        verdict = measured(packing=packing, codec=codec)
     except UnsupportedModel:
         if not packing:
             raise
         packing.remove()
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling, context=context)
-    return verdict
+        verdict = measured(codec=codec)
+    return verdict, packing
 
 
 def fingerprint(loaded: LoadedModel) -> str:
-    """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
-    facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
+    """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode, and
+    how KV is kept if not exactly.
+    """
+    facts: tuple[str | int, ...] = (
+        *(str(loaded.tokenizer.chat_template), len(loaded.tokenizer)),
+        describe(loaded.verdict.mode),
+    )
+    if loaded.verdict.codec is not Codec.EXACT:
+        facts += (str(loaded.verdict.codec),)
     return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
+    """The device that ``--device`` means. Raises ``LoadFailed``."""
     if wanted == "cuda" and not torch.cuda.is_available():
         why = _no_gpu()
         raise LoadFailed(f"no CUDA device can be used here{f' ({why})' if why else ''}; try --device cpu")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.frames import UNDIVIDED, Division, Frames
+from cache.memory.stream import put
+from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.pages import near_ends
 from cache.pages import state as states
 from cache.pages.layers import AttentionLayer
 from cache.pages.pool import PagePool
@@ -114,14 +117,20 @@ class Measurement:
                 if mode.stateful or not token_by_token:
                     yield mode
 
-    def make_runner(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
-        """Room for all sessions."""
+    def make_runner(
+        self,
+        mode: Mode,
+        shapes: dict[int, PageShape] | None = None,
+        division: Division = UNDIVIDED,
+    ) -> tuple[ModelRunner, SessionStore]:
+        """Room for all sessions. ``shapes``: what layers store, if it is known; with them pages can be divided."""
         size = self.page_size
-        slots = sum(-(-n // size) for n in _LENGTHS)
-        tier = MemoryTier(slots, size, self.model.device)
+        pages = sum(-(-n // size) for n in _LENGTHS)
+        slots = Frames(0, division.each).count_needed(pages, pages)
+        tier = MemoryTier(slots, size, self.model.device, shapes, division=division)
         if self.followers is not None:
-            self.followers.create_tiers(slots, 0, size, known=False)
-        pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
+            self.followers.create_tiers(slots, 0, size, known=shapes is not None, division=division)
+        pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")), mode.windows if division.near else None)
         threshold = self.rope.threshold if self.rope is not None else None
         runner = ModelRunner(mode, tier, self.rope, followers=self.followers)
         return runner, SessionStore(pool, 0 if mode.stateful else None, threshold)
@@ -140,22 +149,70 @@ class Measurement:
         runner, store = self.make_runner(mode)
         tier = runner.tier
         sessions = [self.begin_session(like, mode, store) for like in self.sessions]
-        got: list[list[torch.Tensor]] = [[] for _ in sessions]
-        for work in _STEPS:
-            logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
-            parts = torch.split(logits, [count for _, count in work])
-            for (i, _), part in zip(work, parts, strict=True):
-                got[i].append(part)
+        errors = self._errors(runner, sessions)
         if self.followers is not None:
             length = sessions[0].length
             self.followers.compare(tier, transfer.rows_of(sessions[0].pages, self.page_size, 0, length))
-        errors = [_error(torch.cat(g), want.float()) for g, want in zip(got, self.expected, strict=True)]
         paged = sum(shape.nbytes for shape in tier.shapes.values())
         long, short = (states.nbytes(sessions[i].state) for i in (1, 2))
         grown = (long - short) // (_LENGTHS[1] - _LENGTHS[2])
         return MeasuredError(
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
+
+    def measure_divided(self, mode: Mode, shapes: dict[int, PageShape]) -> float | None:
+        """The worst error over pages in two parts, if after every step sessions release the near parts that their next
+        tokens do not see, which are then NaN. None if pages of this model cannot be divided. ``shapes``: what layers
+        store.
+        """
+        if mode.windows is None or not (division := divide(shapes, mode.windows.layers, self.page_size)).near:
+            return None
+        runner, store = self.make_runner(mode, shapes, division)
+        sessions = [self.begin_session(like, mode, store) for like in self.sessions]
+
+        def release() -> None:
+            for session in sessions:
+                slots = session.near_slots
+                near_ends.release(store.pool, session, session.length, all_unseen=True)
+                for layer in division.near if session.released else ():
+                    for pool in (runner.tier.keys[layer], runner.tier.values[layer]):
+                        # In records, bytes of 255 are NaN.
+                        nothing = torch.nan if pool.is_floating_point() else 255
+                        pool[put(slots[: session.released][slots[: session.released] >= 0], pool.device)] = nothing
+
+        return max(error for error, _ in self._errors(runner, sessions, release))
+
+    def _errors(
+        self, runner: ModelRunner, sessions: list[SessionCache], after: Callable[[], None] = lambda: None
+    ) -> list[tuple[float, float]]:
+        """For each session its error over all steps, and the worst difference. ``after`` is called after each step."""
+        got = self._logits(runner, sessions, after)
+        return [_error(one, want.float()) for one, want in zip(got, self.expected, strict=True)]
+
+    def compare(self, mode: Mode, shapes: dict[int, PageShape], others: dict[int, PageShape]) -> tuple[float, float]:
+        """What changes if layers store ``others`` and not ``shapes``: the error of the logits, and the part of tokens
+        whose likeliest next one is the same.
+        """
+        made = []
+        for stored in (shapes, others):
+            runner, store = self.make_runner(mode, stored)
+            sessions = [self.begin_session(like, mode, store) for like in self.sessions]
+            made.append(torch.cat(self._logits(runner, sessions)).float())
+        before, after = made
+        return relative_error(after, before), float((after.argmax(-1) == before.argmax(-1)).float().mean())
+
+    def _logits(
+        self, runner: ModelRunner, sessions: list[SessionCache], after: Callable[[], None] = lambda: None
+    ) -> list[torch.Tensor]:
+        """For each session the logits ``[tokens, V]`` over all steps."""
+        got: list[list[torch.Tensor]] = [[] for _ in sessions]
+        for work in _STEPS:
+            logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
+            parts = torch.split(logits, [count for _, count in work])
+            for (i, _), part in zip(work, parts, strict=True):
+                got[i].append(part)
+            after()
+        return [torch.cat(parts) for parts in got]
 
     def steps(self, mode: Mode) -> Iterator[None]:
         """Two steps of one session, of lengths that no size of the model has by chance."""
@@ -208,6 +265,11 @@ def reference_logits(model: Any, session: SessionCache) -> torch.Tensor:
     tokens = torch.tensor([list(session.token_ids)], device=model.device)
     logits: torch.Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
     return logits
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Of logits ``[T, V]``: root mean square of the difference over the spread; infinite where there are no numbers."""
+    return _error(got, want)[0]
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 
 import torch
 
 from cache import files
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.codec import Codec
+from cache.memory.frames import UNDIVIDED, Division
+from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.pages.layers import Windows
 from cache.pages.pool import PagePool
 from cache.pages.state import nbytes
-from cache.segments.codec import Codec
 from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
-from cache.tiers.remote import RemoteTier
 from cache.tiers.segment_store import SegmentStore
-from scheduler import cgroups
+from scheduler.cgroups import physical_memory
 from scheduler.engine_config import EngineConfig
 from scheduler.model.probe import Verdict
-from scheduler.parallel.commands import DEVICE, HOST
 from scheduler.parallel.followers import Followers
+from scheduler.parallel.rank_commands import DEVICE, HOST
 from scheduler.parallel.ranks import RankedTier, RankLost
 
 log = logging.getLogger("warmturn.engine")
@@ -54,9 +54,12 @@ def build_store(
     budget = config.kv_memory
     if budget is None:
         budget = spare(device) if followers is None else min(spare(device, len(followers)), followers.free_memory())
+        budget = int(budget * config.memory_share) if device.type == "cpu" else within_share(budget, config, device)
     stateful = verdict.mode.stateful
-    page_bytes = max(1, page_size * verdict.token_bytes)
     cuda = device.type == "cuda"
+    windows = verdict.windows
+    parts = UNDIVIDED if windows is None else divide(verdict.shapes, windows.layers, page_size)
+    page_bytes = parts.nbytes or max(1, page_size * verdict.token_bytes)
     slots = min(budget // (2 if stateful else 1) // page_bytes - cuda, _MOST)  # a scratch page, for graphs
     if slots < _SMALLEST:
         need = (_SMALLEST + cuda) * page_bytes * (2 if stateful else 1)
@@ -64,7 +67,8 @@ def build_store(
             f"--kv-memory {budget} bytes hold {slots} pages of {page_bytes} bytes; at least {need} are needed"
         )
     _tell_bounds(config, slots * page_bytes * (2 if stateful else 1), device)
-    host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
+    host_share = int(physical_memory() * config.memory_share) // 4 if cuda else 0
+    host_budget = config.host_memory if config.host_memory is not None else host_share
     host_slots = min(host_budget // (page_bytes * config.tensor_parallel), _MOST)
     states = (budget + host_budget) // 2 if stateful else None
     one = _STATES * nbytes(verdict.skeleton)
@@ -73,7 +77,7 @@ def build_store(
     try:
         if cuda and host_slots * page_bytes * config.tensor_parallel > physical_memory():
             raise MemoryError  # pages that GPUs copy from are taken at once: the system would end processes for them
-        pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers)
+        pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers, parts, windows)
     except RankLost:
         raise
     except (RuntimeError, MemoryError) as error:  # the allocator's
@@ -101,16 +105,20 @@ def _pages(
     page_size: int,
     device: torch.device,
     followers: Followers | None,
+    parts: Division,
+    windows: Windows | None,
 ) -> PagePool:
     """The two tiers, on all ranks."""
     cuda, cpu = device.type == "cuda", torch.device("cpu")
     below = shapes if host_slots else None
     if followers is None:
-        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
-        return PagePool(tier, MemoryTier(host_slots, page_size, cpu, below, pinned=cuda))
-    followers.create_tiers(slots, host_slots, page_size, known=True)
-    ranked = RankedTier(followers, DEVICE, slots, page_size, device, shapes=shapes)
-    return PagePool(ranked, RankedTier(followers, HOST, host_slots, page_size, cpu, shapes=below, pinned=cuda))
+        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda, division=parts)
+        host = MemoryTier(host_slots, page_size, cpu, below, pinned=cuda, division=parts)
+        return PagePool(tier, host, windows)
+    followers.create_tiers(slots, host_slots, page_size, known=True, division=parts)
+    ranked = RankedTier(followers, DEVICE, slots, page_size, device, shapes=shapes, division=parts)
+    host = RankedTier(followers, HOST, host_slots, page_size, cpu, shapes=below, pinned=cuda, division=parts)
+    return PagePool(ranked, host, windows)
 
 
 def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -> Archive | None:
@@ -127,9 +135,11 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
         stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))
         budget = config.disk_space if config.disk_space is not None else (disk.free + stored) // 10
-        tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share)
+        tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share, config.kv_kept)
         lower: list[SegmentStore] = []  # nearest first
         if config.remote is not None:
+            from cache.tiers.remote import RemoteTier  # its library takes long to import
+
             lower.append(RemoteTier(config.remote, fingerprint, config.remote_space))
         return Archive(store, tier, Codec(config.kv_at_rest), lower)
     except BlockingIOError as error:
@@ -140,10 +150,14 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         raise TooSmall(f"--remote: {error}") from error
 
 
-def physical_memory() -> int:
-    """Bytes of RAM that this process may use: the machine's, or its container's if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total, cgroups.memory_limit() or total)
+def within_share(free: int, config: EngineConfig, device: torch.device) -> int:
+    """Of ``free`` bytes on a GPU those that this engine may take: its share of the GPU less a tenth, without what its
+    weights have taken of that.
+    """
+    if config.memory_share >= 1.0:
+        return free
+    total = torch.cuda.mem_get_info(device)[1]
+    return min(free, max(0, int((total - total // 10) * config.memory_share) - torch.cuda.memory_allocated(device)))
 
 
 def spare(device: torch.device, ranks: int = 1) -> int:

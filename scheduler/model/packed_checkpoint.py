@@ -64,7 +64,7 @@ class PackedCheckpoint:
         self.digest = files.digest(model.config.to_json_string())
         for name, held in [(name, module) for name, module in model.named_modules() if isinstance(module, _Held)]:
             path, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(path), leaf, held.restored(files))
+            setattr(model.get_submodule(path), leaf, held.restore(files))
         return model
 
 
@@ -84,7 +84,7 @@ class _Held(nn.Module):
         self._parameters = {name: one for name, one in original._parameters.items() if name not in packed}
         self._buffers, self._modules = original._buffers, original._modules
 
-    def restored(self, files: SafetensorsFiles) -> nn.Module:
+    def restore(self, files: SafetensorsFiles) -> nn.Module:
         """The module, with stand-ins for the packed weights."""
         module = self._original[0]
         module._parameters.update(self._parameters)
@@ -170,7 +170,7 @@ class _Placing:
             if count and count < len(of.names):
                 raise NotOurs(f"{place!r} is packed in parts")
             if count:
-                yield from self._made(place, of, packed)
+                yield from self._make_sources(place, of, packed)
 
     def _place(self, name: str) -> tuple[str, str | None]:
         """The parameter that a tensor of the checkpoint is for, and the pattern of the conversion if there is one."""
@@ -180,7 +180,7 @@ class _Placing:
             found = rename_source_key(name, [], [], prefix, self._state)
         return found
 
-    def _made(
+    def _make_sources(
         self, place: str, of: _Made, packed: Mapping[str, Mapping[str, str]]
     ) -> Iterator[tuple[str, PackedSource]]:
         like = self._state.get(place)
@@ -191,18 +191,18 @@ class _Placing:
         sources = [self._source(packed[name], inside) for name in of.names]
         if of.patterns[0] is None:
             (source,) = sources
-            yield place, self._checked(place, source)
+            yield place, self._check(place, source)
             return
-        for name, numbers in self._converted(place, of, sources).items():
+        for name, numbers in self._convert_rows(place, of, sources).items():
             try:
-                yield name, self._checked(name, JoinedSource(sources, numbers))
+                yield name, self._check(name, JoinedSource(sources, numbers))
             except ValueError as error:
                 raise NotOurs(str(error)) from error
 
     def _source(self, parts: Mapping[str, str], inside: int) -> PackedSource:
         return self._form.source({end: self._files.tensors[name] for end, name in parts.items()}, inside)
 
-    def _converted(self, place: str, of: _Made, sources: list[PackedSource]) -> dict[str, torch.Tensor]:
+    def _convert_rows(self, place: str, of: _Made, sources: list[PackedSource]) -> dict[str, torch.Tensor]:
         """Which rows of all sources those of each parameter are: int64 ``[out]``, by name."""
         found = next(one for one in self._converters if of.patterns[0] in one.source_patterns)
         converter, first = copy.deepcopy(found), 0
@@ -217,7 +217,7 @@ class _Placing:
         made = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
         return {name: value.flatten() for name, value in made.items()}
 
-    def _checked(self, place: str, source: PackedSource) -> PackedSource:
+    def _check(self, place: str, source: PackedSource) -> PackedSource:
         like = self._state.get(place)
         if like is None or like.numel() != source.out * source.inside:
             raise ValueError("the tensors of a packed weight do not fit the model")

@@ -18,8 +18,9 @@ from transformers.cache_utils import DynamicCache
 
 from cache.attention.packed_attention import Unsupported
 from cache.errors import first_line
+from cache.memory.codec import Codec
 from cache.memory.tier import PageShape
-from cache.pages.layers import AttentionLayer
+from cache.pages.layers import AttentionLayer, Windows
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.alone_modes import AloneMode
@@ -27,8 +28,10 @@ from scheduler.forward.mode import Mode, installed
 from scheduler.forward.modes import LAST_RESORT, MODES
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
+from scheduler.model.kv_rounding import round_kv
 from scheduler.model.measurement import Measurement, describe
 from scheduler.model.thresholds import Thresholds
+from scheduler.model_facts import KvRounding
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 
@@ -42,6 +45,8 @@ class Verdict:
     """The mode that was chosen and installed, its error, what its layers store in pages, the bytes that a token takes
     in all, a state of some session (``skeleton``), and the measured error of each mode tried. ``crossed`` names the
     thresholds past which it was measured as well, ``unproven`` says where nothing could be measured past some.
+    ``windows``: the windowed layers, if the mode is as right when keys that they do not see are gone. ``kv``: what
+    ``--kv-dtype`` changed, if it was given.
     """
 
     mode: Mode
@@ -52,6 +57,13 @@ class Verdict:
     report: str
     crossed: tuple[str, ...] = ()
     unproven: str = ""
+    windows: Windows | None = None
+    kv: KvRounding | None = None
+
+    @property
+    def codec(self) -> Codec:
+        """How keys and values are kept in pages; layers that this does not fit keep them exactly."""
+        return Codec.EXACT if self.kv is None or not self.kv.layers else Codec(self.kv.kv_dtype)
 
 
 class UnsupportedModel(Exception):
@@ -68,6 +80,7 @@ def probe(
     followers: Followers | None = None,
     compiling: CompileOptions | None = None,
     context: int | None = None,
+    codec: Codec = Codec.EXACT,
 ) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``UnsupportedModel``; the model is then as it was.
 
@@ -75,6 +88,7 @@ def probe(
     all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
     other parts of a model that is divided: only ``packed`` without states can be. ``compiling``: how torch compiles
     layers; without it they are not compiled. ``context``: tokens of the longest timelines; None: any length.
+    ``codec``: how layers are to keep KV where that fits.
     """
     two = bool(model.config.is_encoder_decoder)
     modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
@@ -85,7 +99,7 @@ def probe(
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise UnsupportedModel(f"a plain forward fails: {first_line(error, 160)}") from error
     if followers is not None:
-        return trial.divided()
+        return trial.find_windowed(trial.probe_divided())
     if packing is not None:
         trial.rounding = max(trial.rounding, packing.tolerance)
     verdict = (
@@ -106,7 +120,7 @@ def probe(
     if compiling is not None and verdict.mode.compiles:
         compiled = trial.compile(verdict.mode, verdict.error, compiling)
         verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")
-    return verdict
+    return trial.rounded(trial.find_windowed(verdict), codec)
 
 
 class _Trial(Measurement):
@@ -155,7 +169,7 @@ class _Trial(Measurement):
         self._thresholds.check(mode, tolerance)
         return self._thresholds.crossed, self._thresholds.unproven
 
-    def divided(self) -> Verdict:
+    def probe_divided(self) -> Verdict:
         """The verdict on a model that is divided among ranks. Raises ``UnsupportedModel``."""
         if self.trace.stateful or type(self.trace.cache) is not DynamicCache:
             raise UnsupportedModel("it keeps states besides keys and values, which cannot be divided among ranks")
@@ -163,6 +177,32 @@ class _Trial(Measurement):
         if verdict is None:
             raise UnsupportedModel(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
         return verdict
+
+    def find_windowed(self, verdict: Verdict) -> Verdict:
+        """The verdict with the windowed layers whose keys may leave when they are not seen."""
+        mode, allowed = verdict.mode, max(self.rounding, 2 * verdict.error)
+        try:
+            error = self.measure_divided(mode, verdict.shapes)
+            if error is None:
+                return verdict
+            if not error <= allowed:
+                raise Unsupported(f"the results differ by {error:.1e}")
+            if self._thresholds is not None and not self._thresholds.allows_release(mode, allowed):
+                raise Unsupported(f"the results differ past {' or '.join(self._thresholds.crossed)}")
+            return replace(verdict, windows=mode.windows)
+        except RankLost:
+            raise
+        except Exception as problem:  # whatever a mode raises on pages in two parts
+            log.info("windowed layers keep all keys: with pages in two parts %s", first_line(problem, 160))
+            return verdict
+
+    def rounded(self, verdict: Verdict, codec: Codec) -> Verdict:
+        """The verdict with layers that keep KV as ``codec``."""
+        if codec is Codec.EXACT:
+            return verdict
+        shapes, found = round_kv(self, verdict.mode, verdict.shapes, codec)
+        saved = sum(shape.nbytes - shapes[at].nbytes for at, shape in verdict.shapes.items())
+        return replace(verdict, shapes=shapes, token_bytes=verdict.token_bytes - saved, kv=found)
 
     def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
         """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how

@@ -14,6 +14,7 @@ from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
+from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.forward.mode import Mode
 from scheduler.forward.rope import LongRope
 from scheduler.model.decode_graphs import DecodeGraphs
@@ -30,12 +31,14 @@ class ModelRunner:
         rope: LongRope | None = None,
         graphs: DecodeGraphs | None = None,
         followers: Followers | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
         self.mode = mode
         self.tier = tier
         self._rope = rope
         self._graphs = graphs
         self._followers = followers
+        self.adapters = adapters
 
     @property
     def overlaps(self) -> bool:
@@ -52,25 +55,32 @@ class ModelRunner:
         sides = {session.long for session, _ in work}
         logits = self._forward(work, rows) if len(sides) == 1 else self._forward_split(work, rows)
         for session, count in work:
-            session.fed(count)
+            session.on_fed(count)
         return logits
 
     def _forward(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
-        graphs = self._graphs if list(rows) == list(range(len(work))) else None
+        # Graphs know positions that are indices, and no adapters.
+        plain = all(session.media is None and session.key is None for session, _ in work)
+        graphs = self._graphs if plain and list(rows) == list(range(len(work))) else None
         logits = graphs.run(work) if graphs is not None else None
         if logits is None:
-            logits = self._packed(work, list(rows) or [0])
+            logits = self._run_packed(work, list(rows) or [0])
             if graphs is not None:
-                graphs.learn(work, logits)
+                graphs.learn(work)
         return logits.float()[: len(rows)]
 
-    def _packed(self, work: Sequence[tuple[SessionCache, int]], rows: list[int]) -> torch.Tensor:
+    def _run_packed(self, work: Sequence[tuple[SessionCache, int]], rows: list[int]) -> torch.Tensor:
         """The step without graphs, on all ranks."""
         with (
             self._followers.step(self.mode, work, rows) if self._followers is not None else nullcontext(),
             self._rope.side(work[0][0].long) if self._rope is not None else nullcontext(),
         ):
-            return self.mode.forward(PackedStep(work, self.tier), put(np.array(rows), self.tier.device))
+            step, keep = PackedStep(work, self.tier), put(np.array(rows), self.tier.device)
+            if all(session.key is None for session, _ in work):
+                return self.mode.forward(step, keep)
+            assert self.adapters is not None
+            with self.adapters.over(step, rows), self.mode.uncompiled():
+                return self.mode.forward(step, keep)
 
     def _forward_split(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
         """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of

@@ -31,12 +31,12 @@ class Thresholds:
         self._causal = self._repeats = True
         session = max(measurement.sessions, key=lambda one: len(one.token_ids))
         argument = measurement.trace.argument
-        found = make_twin(measurement.model, lambda model: _said(model, session, argument), context)
+        found = make_twin(measurement.model, lambda model: _run_in_two_parts(model, session, argument), context)
         self.crossed = tuple(f"{name} {real}" for name, (real, _) in found.thresholds.items())
         self.unproven = found.obstacle
-        self._twin = self._measured(found, measurement.page_size) if found.model is not None else None
+        self._twin = self._measure(found, measurement.page_size) if found.model is not None else None
 
-    def _measured(self, found: Twin, page_size: int) -> Measurement | None:
+    def _measure(self, found: Twin, page_size: int) -> Measurement | None:
         """The twin, ready to be measured; None where that would say nothing."""
         layers = read_layers(found.model.config.get_text_config(decoder=True))
         try:
@@ -71,6 +71,27 @@ class Thresholds:
         if error > tolerance and error > self._twin.drift((AloneMode,)):
             raise Unsupported(f"error {error:.1e} past {' or '.join(self.crossed)}")
 
+    def allows_release(self, mode: Mode, tolerance: float) -> bool:
+        """Whether ``mode`` is as right past the thresholds if keys that no next token sees are gone; True if nothing
+        can be measured there.
+        """
+        if self._twin is None:
+            return True
+        twin = self._mode(type(mode), mode.token_by_token)
+        with installed(twin):
+            try:
+                whole = self._twin.measure(twin)
+                error = self._twin.measure_divided(twin, whole.shapes)
+            finally:
+                twin.remove()
+        return error is None or error <= max(tolerance, 2 * whole.error)
+
+    def _mode(self, kind: type[Mode], token_by_token: bool) -> Mode:
+        assert self._twin is not None
+        mode = kind(self._twin.model, self._twin.layers, self._twin.trace)
+        mode.token_by_token = token_by_token
+        return mode
+
     def _possible(self) -> bool:
         """Whether the model's own code runs with small thresholds at all; else nothing is known, and that is told."""
         try:
@@ -83,8 +104,7 @@ class Thresholds:
 
     def _error(self, kind: type[Mode], token_by_token: bool) -> float:
         assert self._twin is not None
-        mode = kind(self._twin.model, self._twin.layers, self._twin.trace)
-        mode.token_by_token = token_by_token
+        mode = self._mode(kind, token_by_token)
         with installed(mode):
             try:
                 return self._twin.measure(mode).error
@@ -93,7 +113,7 @@ class Thresholds:
 
 
 @torch.inference_mode()
-def _said(model: Any, session: SessionCache, argument: str | None) -> torch.Tensor:
+def _run_in_two_parts(model: Any, session: SessionCache, argument: str | None) -> torch.Tensor:
     """What a model says of a timeline from scratch, and of its second part on a cache of its own."""
     whole = reference_logits(model, session)
     if argument is None or session.source is not None:

@@ -48,16 +48,16 @@ def make_twin(model: Any, says: Says, context: int | None) -> Twin:
     ``says`` is asked about both.
     """
     numbers = dict(_numbers(model.config.get_text_config(decoder=True), context))
-    fitting = _small({path: n for path, n in numbers.items() if _built(model, {path: _FIRST}) is not None})
+    fitting = _small({path: n for path, n in numbers.items() if _build(model, {path: _FIRST}) is not None})
     if not fitting:
         return Twin()
     said = says(model)
-    found = _said(model, fitting, says)
+    found = _run_twin(model, fitting, says)
     if found is None:  # together they are too much for the model's code
         fitting = {path: value for path, value in fitting.items() if _matters(model, {path: value}, says, said)}
         if not fitting:
             return Twin()
-        found = _said(model, fitting, says)
+        found = _run_twin(model, fitting, says)
     if found is None:
         return Twin(obstacle=f"no forward with a small {', '.join(map(_name, fitting))}")
     twin, other = found
@@ -67,13 +67,13 @@ def make_twin(model: Any, says: Says, context: int | None) -> Twin:
 
 
 def _matters(model: Any, values: dict[Path, int], says: Says, said: torch.Tensor) -> bool:
-    found = _said(model, values, says)
+    found = _run_twin(model, values, says)
     return found is not None and not torch.equal(found[1], said)
 
 
-def _said(model: Any, values: dict[Path, int], says: Says) -> tuple[Any, torch.Tensor] | None:
+def _run_twin(model: Any, values: dict[Path, int], says: Says) -> tuple[Any, torch.Tensor] | None:
     """The twin with those ``values``, and what it says; None where its code fails."""
-    twin = _built(model, values)
+    twin = _build(model, values)
     try:
         return None if twin is None else (twin, says(twin))
     except Exception:  # any error of modeling code with unusual thresholds
@@ -110,7 +110,7 @@ def _small(numbers: dict[Path, int]) -> dict[Path, int]:
     return {path: min(_FIRST + _STEP * order[value], _LAST) for path, value in numbers.items()}
 
 
-def _changed(config: Any, values: dict[Path, int]) -> Any:
+def _change(config: Any, values: dict[Path, int]) -> Any:
     """A copy of a model's config with those ``values``."""
     config = copy.deepcopy(config)
     for path, value in values.items():
@@ -137,13 +137,13 @@ def _name(path: Path) -> str:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def _built(model: Any, values: dict[Path, int]) -> Any:
+def _build(model: Any, values: dict[Path, int]) -> Any:
     """A model of the same class with those ``values``, on the same weights; None where these do not fit."""
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(model.dtype)
         with _weightless(), no_init_weights():
-            twin = type(model)(_changed(model.config, values))
+            twin = type(model)(_change(model.config, values))
         _adopt(twin, model, model.device)
     except Exception:  # any error of a constructor with unusual thresholds
         return None

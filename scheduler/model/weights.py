@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from scheduler import cores, meta_kernels
 from scheduler.parallel import division
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 
 
 class AllOperators(TorchFunctionMode):
@@ -33,7 +33,7 @@ def digest(model: Any) -> str:
     """
     found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
     for name, weight in model.state_dict().items():
-        for tensor in _stored(division.whole(weight)):
+        for tensor in _plain_tensors(division.whole(weight)):
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             content = xxhash.xxh3_128_digest(data.numpy().data)  # blake2b would take seconds a gigabyte
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + content)
@@ -46,19 +46,19 @@ def stored_bytes(model: Any) -> int:
     """
     sizes: dict[Any, int] = {}
     for weight in model.state_dict().values():
-        if (packed := quantised(weight)) is not None:
+        if (packed := quantised_weight_of(weight)) is not None:
             sizes[id(packed)] = packed.nbytes
             continue
         divided = cores.is_divided(weight)
-        for tensor in (weight.to_local(),) if divided else _stored(weight):
+        for tensor in (weight.to_local(),) if divided else _plain_tensors(weight):
             sizes[tensor.device, tensor.data_ptr(), tensor.shape] = weight.nbytes if divided else tensor.nbytes
     return sum(sizes.values())
 
 
-def _stored(weight: Any) -> list[torch.Tensor]:
+def _plain_tensors(weight: Any) -> list[torch.Tensor]:
     """The plain tensors that a weight is made of: more than one where a class of its own keeps it quantised."""
     if not isinstance(weight, torch.Tensor):
         return []  # what a quantised module saves beside its tensors
     if not hasattr(weight, "__tensor_flatten__"):
         return [weight]
-    return [tensor for name in weight.__tensor_flatten__()[0] for tensor in _stored(getattr(weight, name))]
+    return [tensor for name in weight.__tensor_flatten__()[0] for tensor in _plain_tensors(getattr(weight, name))]

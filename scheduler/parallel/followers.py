@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 import torch
 
+from cache.memory.frames import UNDIVIDED, Division
 from cache.pages.packed import PackedCache
 from cache.pages.session import SessionCache
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.mode import Mode
-from scheduler.parallel.commands import CreateTiers, FreeMemory, PlainForward, SetMode
 from scheduler.parallel.division import RankAddress, join, open_store
+from scheduler.parallel.rank_commands import CreateTiers, FreeMemory, PlainForward, SetMode
 from scheduler.parallel.rank_link import RankLink, line_pair
 from scheduler.parallel.ranks import RankLost, Ranks
 from scheduler.parallel.session_view import SessionViewSender
@@ -105,11 +106,14 @@ class Followers(Ranks):
         """Bytes for KV that each of them has at least."""
         return min(int(answer) for answer in self.call(FreeMemory()))
 
-    def create_tiers(self, slots: int, host_slots: int, page_size: int, *, known: bool) -> None:
-        """Let them make tiers of that many pages. Raises ``MemoryError`` where one of them cannot."""
-        wrong = [answer for answer in self.call(CreateTiers(slots, host_slots, page_size, known)) if answer]
+    def create_tiers(
+        self, slots: int, host_slots: int, page_size: int, *, known: bool, division: Division = UNDIVIDED
+    ) -> None:
+        """Let them make tiers of that many pages, or frames. Raises ``MemoryError`` where one of them cannot."""
+        wrong = [answer for answer in self.call(CreateTiers(slots, host_slots, page_size, known, division)) if answer]
         if wrong:
             raise MemoryError(wrong[0])
+        self._view_sender.divided = bool(division.near)
 
     # -- life -------------------------------------------------------------------------------------------------------
 

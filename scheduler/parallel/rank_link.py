@@ -34,7 +34,7 @@ class RankLink:
         self._push(_bytes_of(tensor.contiguous()))
 
     def receive_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Fill ``tensor``, contiguous and on the CPU."""
+        """Fill ``tensor``, of any shape and dtype, contiguous and on the CPU."""
         self._fill(_bytes_of(tensor))
         return tensor
 

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
-from scheduler.parallel.commands import DEVICE, CopyPages, CreateTiers, FileCommand, Gather
+from cache.memory.frames import UNDIVIDED
+from cache.memory.tier import MemoryTier, PageShape, divide
+from scheduler.parallel.rank_commands import DEVICE, CopyPages, CreateTiers, FileCommand, Gather
 from scheduler.parallel.rank_link import RankLink
 
 
@@ -26,18 +27,25 @@ class RankTiers:
         self._changed = threading.Condition()
 
     def build(self, room: CreateTiers, device: torch.device) -> None:
-        """See ``CreateTiers``. Raises what the allocator raises."""
+        """See ``CreateTiers``. Raises what the allocator raises, and RuntimeError if pages cannot be divided as rank 0
+        divides them.
+        """
         shapes: dict[int, PageShape] | None = dict(self.tiers[DEVICE].shapes) if room.known else None
+        division = UNDIVIDED
+        if room.division.near:
+            division = divide(shapes or {}, room.division.near, room.page_size)
+            if division != room.division:
+                raise RuntimeError("this rank stores other heads than rank 0")
         self.tiers = []  # before there are others: both may not fit
         cuda = device.type == "cuda"
-        tier = MemoryTier(room.slots, room.page_size, device, shapes)
+        tier = MemoryTier(room.slots, room.page_size, device, shapes, division=division)
         below = shapes if room.host_slots else None
-        host = MemoryTier(room.host_slots, room.page_size, torch.device("cpu"), below, pinned=cuda)
+        host = MemoryTier(room.host_slots, room.page_size, torch.device("cpu"), below, cuda, division=division)
         self.tiers = [tier, host]
 
     def copy(self, command: CopyPages) -> None:
         """See ``CopyPages``."""
-        self.tiers[command.target].copy_from(self.tiers[command.source], command.there, command.here)
+        self.tiers[command.target].copy_from(self.tiers[command.source], command.there, command.here, command.near)
 
     def done(self) -> None:
         """One more command has been done."""
@@ -58,7 +66,8 @@ class RankTiers:
             tier = self.tiers[command.tier]
             rows = torch.from_numpy(np.frombuffer(command.rows, np.int64).copy())
             if isinstance(command, Gather):
-                found = tier.gather(rows)
+                near = torch.from_numpy(np.frombuffer(command.near, np.int64).copy()) if command.near else None
+                found = tier.gather(rows, near)
                 for name in command.names:
                     line.send_tensor(found[name])
             else:

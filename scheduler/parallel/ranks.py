@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import torch
 
-from cache.memory.tier import MemoryTier
-from scheduler.parallel.commands import DEVICE, CopyPages, Gather, Ordered, Scatter
+from cache.memory.tier import MemoryTier, layer_of
+from scheduler.parallel.rank_commands import DEVICE, CopyPages, Gather, Ordered, Scatter
 from scheduler.parallel.rank_link import RankLink
 
 
@@ -52,7 +52,7 @@ class Ranks:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it the other ranks have to keep up."""
+        """Within it the other ranks have to keep up. Raises RankLost."""
         me = threading.get_ident()
         outer = self._since.get(me)
         self._since[me] = outer or time.monotonic()
@@ -91,13 +91,19 @@ class Ranks:
                 raise
 
     def gather(
-        self, tier: int, rows: torch.Tensor, names: Sequence[str], mine: Callable[[], dict[str, torch.Tensor]]
+        self,
+        tier: int,
+        rows: torch.Tensor,
+        names: Sequence[str],
+        mine: Callable[[], dict[str, torch.Tensor]],
+        near: torch.Tensor | None = None,
     ) -> list[dict[str, torch.Tensor]]:
-        """What each rank has at ``rows``: ``mine`` gives what rank 0 has, the others are asked for the pools ``names``,
-        which are shaped like rank 0's.
+        """What each rank has at ``rows [n]``, int64, and ``near`` in the pools of windowed layers: ``mine`` gives what
+        rank 0 has, the others are asked for the pools ``names``, which are shaped like rank 0's.
         """
         with self._exchange():
-            command = self._encode(Gather(self._sent, tier, list(names), rows.numpy().tobytes()))
+            close = b"" if near is None else near.numpy().tobytes()
+            command = self._encode(Gather(self._sent, tier, list(names), rows.numpy().tobytes(), close))
             for line in self._file_links if names else ():
                 line.send(command)
             own = mine()
@@ -109,8 +115,8 @@ class Ranks:
     def scatter(
         self, tier: int, rows: torch.Tensor, name: str, parts: Sequence[torch.Tensor], mine: Callable[[], None]
     ) -> None:
-        """Give each of them its part of what belongs at ``rows``, while ``mine`` puts rank 0's there; it is there when
-        this returns.
+        """Give each of them its part ``[n, heads of it, dim]`` of what belongs at ``rows [n]``, int64, while ``mine``
+        puts rank 0's there; it is there when this returns.
         """
         with self._exchange():
             command = self._encode(Scatter(self._sent, tier, name, rows.numpy().tobytes()))
@@ -122,7 +128,9 @@ class Ranks:
                 line.receive()
 
     def compare(self, tier: MemoryTier, rows: torch.Tensor) -> None:
-        """Find out from the tokens at ``rows``, which all ranks have fed to their device tiers, what is ``split``."""
+        """Find out from the tokens at ``rows [n]``, int64, which all ranks have fed to their device tiers, what is
+        ``split``.
+        """
         mine, *theirs = self.gather(DEVICE, rows, list(tier.pools), lambda: tier.gather(rows))
         self.split = frozenset(n for n, m in mine.items() if any(_differ(m, their[n]) for their in theirs))
 
@@ -152,26 +160,24 @@ class RankedTier(MemoryTier):
             for name, (shape, dtype) in super().token_shapes.items()
         }
 
-    @property
-    def token_bytes(self) -> int:
-        """See ``MemoryTier``."""
-        sizes = {name: pool[0, 0].numel() * pool.itemsize for name, pool in self.pools.items()}
-        return sum(size * self._parts(name) for name, size in sizes.items())
+    def _token_bytes(self, layers: Collection[int]) -> int:
+        pools = {name: pool for name, pool in self.pools.items() if layer_of(name) in layers}
+        return sum(pool[0, 0].numel() * pool.itemsize * self._parts(name) for name, pool in pools.items())
 
-    def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
+    def copy_from(self, other: MemoryTier, source: list[int], target: list[int], near: bool = False) -> None:
         """See ``MemoryTier``."""
         assert isinstance(other, RankedTier)
-        self._ranks.broadcast(CopyPages(other._number, self._number, source, target))
-        super().copy_from(other, source, target)
+        self._ranks.broadcast(CopyPages(other._number, self._number, source, target, near))
+        super().copy_from(other, source, target, near)
 
-    def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """See ``MemoryTier``: the heads of all ranks, in their order."""
+    def gather(self, rows: torch.Tensor, near: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """See ``MemoryTier``: ``[n, heads, dim]`` with the heads of all ranks, in their order."""
         split = [name for name in self.pools if name in self._ranks.split]
-        mine, *theirs = self._ranks.gather(self._number, rows, split, lambda: MemoryTier.gather(self, rows))
+        mine, *theirs = self._ranks.gather(self._number, rows, split, lambda: MemoryTier.gather(self, rows, near), near)
         return mine | {name: torch.cat([mine[name], *(part[name] for part in theirs)], 1) for name in split}
 
     def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
-        """See ``MemoryTier``: each rank takes its heads."""
+        """See ``MemoryTier``: each rank takes its heads of ``tokens [n, heads, dim]``."""
         parts = tokens.chunk(self._parts(name), 1) if self._parts(name) > 1 else [tokens] * len(self._ranks)
         self._ranks.scatter(self._number, rows, name, parts[1:], lambda: MemoryTier.scatter(self, rows, name, parts[0]))
 

@@ -93,7 +93,7 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     its architecture.
     """
     beside = path.parent / "config.json"
-    config = AutoConfig.from_pretrained(str(path.parent)) if beside.is_file() else _derived(file)
+    config = AutoConfig.from_pretrained(str(path.parent)) if beside.is_file() else _derive(file)
     text = config.get_text_config(decoder=True)
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
@@ -101,7 +101,7 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     return text
 
 
-def _derived(file: GgufFile) -> Any:
+def _derive(file: GgufFile) -> Any:
     architecture = file.architecture
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -116,13 +116,13 @@ def _derived(file: GgufFile) -> Any:
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()
-    said = _named(keys, default) | _tokens(file, default) | _rope(file, keys, default)
+    said = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default)
     for special in _SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
     return CONFIG_MAPPING[kind](**said)
 
 
-def _named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
+def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
     """What the metadata says, by the configuration's names."""
     said: dict[str, Any] = {}
     for key, names in _KEYS.items():
@@ -177,11 +177,11 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     if turned and head and turned != head:
         said["partial_rotary_factor"] = turned / head
     if (form := _SCALES.get(keys.get("rope.scaling.type", "none"), "default")) != "default":
-        said["rope_scaling"] = _stretched(file, keys, form)
+        said["rope_scaling"] = _read_stretching(file, keys, form)
     return said
 
 
-def _stretched(file: GgufFile, keys: Mapping[str, Any], form: str) -> dict[str, Any]:
+def _read_stretching(file: GgufFile, keys: Mapping[str, Any], form: str) -> dict[str, Any]:
     scaling: dict[str, Any] = {"rope_type": form}
     for key, name in (
         ("factor", "factor"),
@@ -195,7 +195,7 @@ def _stretched(file: GgufFile, keys: Mapping[str, Any], form: str) -> dict[str, 
     return scaling
 
 
-def _scaled_by_head(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
     largest = {46: 4608, 62: 5376}
     if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
@@ -203,7 +203,7 @@ def _scaled_by_head(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any
     return {"query_pre_attn_scalar": said["head_dim"]}
 
 
-def _normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
 
@@ -236,7 +236,7 @@ def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
 
-def _grouped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The newer layout with two norms, or the older with one."""
     newer = "blk.0.attn_norm_2.weight" in file.tensors
     heads = _number(keys.get("attention.head_count_kv"))
@@ -244,11 +244,11 @@ def _grouped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> d
 
 
 _SPECIAL: dict[str, tuple[Any, ...]] = {
-    "falcon": (_grouped,),
-    "gemma2": (_scaled_by_head,),
-    "gemma3": (_scaled_by_head,),
+    "falcon": (_read_groups,),
+    "gemma2": (_read_head_scale,),
+    "gemma3": (_read_head_scale,),
     "lfm2": (_layers_with_attention,),
     "phi3": (_long_factors,),
-    "qwen3moe": (_normed_choices,),
+    "qwen3moe": (_read_normed_choices,),
     "stablelm": (_sequential,),
 }

@@ -26,7 +26,7 @@ class GgufError(ValueError):
     """The file is damaged, incomplete, or of a kind that cannot be read; the message names no path."""
 
 
-class TensorEntry(NamedTuple):
+class GgufTensorEntry(NamedTuple):
     """A line of the table of tensors: ``shape`` in torch's order, ``offset`` in bytes from the start of the data."""
 
     name: str
@@ -39,7 +39,7 @@ class GgufHeader(NamedTuple):
     """What is in front of the data, which is ``length`` bytes."""
 
     metadata: dict[str, Any]
-    table: list[TensorEntry]
+    table: list[GgufTensorEntry]
     length: int
 
 
@@ -88,7 +88,7 @@ class _Reader:
         self.at = 0
 
     def header(self) -> GgufHeader:
-        """All of it."""
+        """All of it. Raises GgufError for a file of another kind or version."""
         if self._take(4) != _MAGIC:
             raise GgufError("the file is not a GGUF file")
         version = self._scalar("I")
@@ -104,13 +104,13 @@ class _Reader:
         table = [self._tensor() for _ in range(tensors)]
         return GgufHeader(metadata, table, self.at)
 
-    def _tensor(self) -> TensorEntry:
+    def _tensor(self) -> GgufTensorEntry:
         name, dims = self._string(), self._scalar("I")
         if dims > _MAX_DIMS:
             raise GgufError("a tensor has more than 4 dimensions")
         shape = tuple(self._scalar("Q") for _ in range(dims))[::-1]
         kind, offset = self._scalar("I"), self._scalar("Q")
-        return TensorEntry(name, shape, kind, offset)
+        return GgufTensorEntry(name, shape, kind, offset)
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in _SCALARS:

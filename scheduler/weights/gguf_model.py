@@ -126,12 +126,12 @@ def _parameters_without_memory() -> Iterator[None]:
     """Parameters that are registered here have a shape and no memory; buffers are as always."""
     register = nn.Module.register_parameter
 
-    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    def register_without_memory(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)
         if param is not None:
             self._parameters[name] = nn.Parameter(param.to("meta"), False)
 
-    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_without_memory  # type: ignore[method-assign]
     try:
         yield
     finally:

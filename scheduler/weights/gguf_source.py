@@ -9,7 +9,7 @@ import torch
 from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_types import TYPES
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import unpacked
+from scheduler.weights.packed_values import unpack
 
 _ROWS = 64  # that are unpacked at a time
 
@@ -40,18 +40,18 @@ class GgufSource:
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
-        return self._unpacked(
+        return self._unpack_bytes(
             self._parts[0][start:stop] if self._index is None else self._find(self._index[start:stop])
         )
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
         found = self._find(ids if self._index is None else self._index[ids])
-        return unpacked(self._unpacked(found), self.zero, self.table)
+        return unpack(self._unpack_bytes(found), self.zero, self.table)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
-        return unpacked(self.rows(start, stop), self.zero, self.table)
+        return unpack(self.rows(start, stop), self.zero, self.table)
 
     def _find(self, numbers: torch.Tensor) -> torch.Tensor:
         """uint8 ``[n, bytes]``: the rows of these numbers."""
@@ -64,12 +64,14 @@ class GgufSource:
             first += len(part)
         return found
 
-    def _unpacked(self, data: torch.Tensor) -> PackedRows:
+    def _unpack_bytes(self, data: torch.Tensor) -> PackedRows:
         return self._unpack(data.view(len(data), -1, self._size))
 
 
 def values(tensor: GgufTensor) -> torch.Tensor:
-    """A plain tensor, as the file stores it: a view of the file's mapping. Raises ``ValueError`` for a packed one."""
+    """A plain tensor in its shape and dtype, as the file stores it: a view of the file's mapping. Raises ``ValueError``
+    for a packed one.
+    """
     kind = TYPES[tensor.kind]
     if kind.dtype is None:
         raise ValueError(f"{kind.name} is packed")
@@ -77,7 +79,7 @@ def values(tensor: GgufTensor) -> torch.Tensor:
 
 
 def all_values(tensor: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor as floats, packed or not; a view of the file's mapping where it is stored so."""
+    """A tensor in its shape as floats of ``dtype``; a view of the file's mapping where it is stored so."""
     if tensor.plain:
         return values(tensor).to(dtype)
     source = GgufSource([tensor])

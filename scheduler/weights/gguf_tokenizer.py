@@ -36,10 +36,10 @@ def read_gguf_tokenizer(path: Path) -> Any:
         if beside.chat_template is None and isinstance(template, str):
             beside.chat_template = template
         return beside
-    return _converted(metadata)
+    return _convert(metadata)
 
 
-def _converted(metadata: dict[str, Any]) -> Any:
+def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer

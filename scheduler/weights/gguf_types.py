@@ -39,7 +39,7 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16).float().squeeze(-1)
 
 
-def _signed(blocks: torch.Tensor, at: int, count: int) -> torch.Tensor:
+def _signed_bytes(blocks: torch.Tensor, at: int, count: int) -> torch.Tensor:
     """``count`` signed bytes from byte ``at`` on."""
     return blocks[..., at : at + count].contiguous().view(torch.int8)
 
@@ -123,7 +123,7 @@ def _q5_k(b: torch.Tensor) -> PackedRows:
 def _q6_k(b: torch.Tensor) -> PackedRows:
     low = _nibbles(_split(b[..., :128], 2)).flatten(-2)
     high = _bits(_split(b[..., 128:192], 2), 2).flatten(-3)
-    fine = _flat(_signed(b, 192, 16))
+    fine = _flat(_signed_bytes(b, 192, 16))
     return PackedRows(_flat(low | high << 4), coarse_scales=_half(b, 208), fine_scales=fine)
 
 

@@ -43,7 +43,7 @@ class Values:
         owner = self._model.get_submodule(path)
         like = owner._parameters.get(leaf)
         like = owner._buffers[leaf] if like is None else like
-        made: Any = self._kept(owner, name, parts, like)
+        made: Any = self._keep_packed(owner, name, parts, like)
         if made is None:
             made = nn.Parameter(self._value(owner, name, parts, like), False)
         if tuple(made.shape) != tuple(like.shape):
@@ -51,7 +51,9 @@ class Values:
         self._made[tensors[0]] = made
         return made
 
-    def _kept(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> WeightStandIn | None:
+    def _keep_packed(
+        self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor
+    ) -> WeightStandIn | None:
         """A stand-in for matrices that stay packed; None where they do not."""
         kind = parts[0].kind
         if not self._packed or len(parts[0].shape) != len(like.shape) or like.dim() not in (2, 3):
@@ -73,10 +75,10 @@ class Values:
         if len(like.shape) == 3 and len(parts[0].shape) == 3:
             return _experts(owner, parts, like)
         if len(parts) > 1:
-            return _interleaved(owner, [all_values(part, like.dtype) for part in parts], -1)
+            return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
         part, rows = parts[0], self._rows(name, parts[0])
         if rows is not None:
-            return _ordered(part, rows, like.dtype)
+            return _order_rows(part, rows, like.dtype)
         if isinstance(owner, Conv1D) and len(part.shape) == 2:
             return all_values(part, like.dtype).t().contiguous()
         if name.endswith(".A_log"):
@@ -139,7 +141,7 @@ def _by_head(out: int, config: Any) -> torch.Tensor:
     return torch.cat([each.view(groups, -1, width) for each in (query, key, value)], dim=1).flatten()
 
 
-def _ordered(part: GgufTensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _order_rows(part: GgufTensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The rows of a tensor in another order."""
     if part.plain:
         return values(part)[rows].to(dtype)
@@ -199,7 +201,7 @@ def _part(owner: nn.Module, whole: torch.Tensor, place: int, count: int, dim: in
     return whole[tuple(turns)]
 
 
-def _interleaved(owner: nn.Module, parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+def _interleave(owner: nn.Module, parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     """Biases of experts, joined as their weights are."""
     shape = [*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)]
     whole = torch.empty(shape, dtype=parts[0].dtype)

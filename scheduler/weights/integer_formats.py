@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scheduler.weights.integer_source import IntegerSource, from_stream, from_words
-from scheduler.weights.packed_format import MISFIT, NotOurs, PackedFormat, Tensors, known, size_of
+from scheduler.weights.packed_format import MISFIT, NotOurs, PackedFormat, Tensors, require_tensor, size_of
 from scheduler.weights.packed_source import PackedSource
 
 _GPTQ_BITS, _COMPRESSED_BITS, _WORD = (2, 3, 4, 8), range(2, 9), 32
@@ -46,7 +46,7 @@ def _gptq(tensors: Tensors, inside: int, first: int) -> PackedSource:
     """``qweight [inside * bits / 32, out]``, ``scales [groups, out]``, ``qzeros [groups, out * bits / 32]``, ``g_idx
     [inside]``; ``first`` is added to zeros.
     """
-    words, scales, stored = (known(tensors, name) for name in _GPTQ[:3])
+    words, scales, stored = (require_tensor(tensors, name) for name in _GPTQ[:3])
     out = words.shape[1]
     bits = words.shape[0] * _WORD // inside
     if bits not in _GPTQ_BITS or words.shape != (inside * bits // _WORD, out) or scales.shape[1] != out:
@@ -58,13 +58,13 @@ def _gptq(tensors: Tensors, inside: int, first: int) -> PackedSource:
     zeros = from_stream(stored.contiguous().view(torch.uint8), bits)[:, :out].short() + first & (1 << bits) - 1
     groups = tensors.get(".g_idx")
     return IntegerSource(
-        codes, inside, bits, _turned(scales), _turned(zeros), None if len(scales) == 1 else groups, size_of(tensors)
+        codes, inside, bits, _turn(scales), _turn(zeros), None if len(scales) == 1 else groups, size_of(tensors)
     )
 
 
 def _awq(tensors: Tensors, inside: int) -> PackedSource:
     """``qweight [inside, out / 8]``, ``scales [groups, out]``, ``qzeros [groups, out / 8]``."""
-    words, scales, stored = (known(tensors, name) for name in _GPTQ[:3])
+    words, scales, stored = (require_tensor(tensors, name) for name in _GPTQ[:3])
     out = words.shape[1] * 8
     if len(words) != inside or scales.shape[1] != out:
         raise ValueError(MISFIT)
@@ -73,9 +73,7 @@ def _awq(tensors: Tensors, inside: int) -> PackedSource:
         first = start // 8
         return _awq_columns(words[:, first : -(-stop // 8)])[:, start - 8 * first : stop - 8 * first].t().contiguous()
 
-    return IntegerSource(
-        codes, inside, 4, _turned(scales), _turned(_awq_columns(stored).short()), None, size_of(tensors)
-    )
+    return IntegerSource(codes, inside, 4, _turn(scales), _turn(_awq_columns(stored).short()), None, size_of(tensors))
 
 
 def _awq_columns(words: torch.Tensor) -> torch.Tensor:
@@ -98,14 +96,14 @@ def compressed_format(said: Mapping[str, Any]) -> PackedFormat | None:
         return None
     if any(each not in _COMPRESSED_BITS for each in bits):
         return None
-    return PackedFormat(_ends(_COMPRESSED), lambda tensors, inside: _compressed(tensors, inside, bits))
+    return PackedFormat(_ends(_COMPRESSED), lambda tensors, inside: _read_compressed(tensors, inside, bits))
 
 
-def _compressed(tensors: Tensors, inside: int, widths: list[int]) -> PackedSource:
+def _read_compressed(tensors: Tensors, inside: int, widths: list[int]) -> PackedSource:
     """``weight_packed [out, words]``, ``weight_scale [out, groups]``, ``weight_zero_point [words, groups]``,
     ``weight_g_idx [inside]``.
     """
-    words, scales = known(tensors, ".weight_packed"), known(tensors, ".weight_scale")
+    words, scales = require_tensor(tensors, ".weight_packed"), require_tensor(tensors, ".weight_scale")
     out = len(words)
     fits = [bits for bits in widths if words.shape in [(out, size) for size in _widths(inside, bits)]]
     if len(fits) != 1 or len(scales) not in (1, out):
@@ -113,10 +111,10 @@ def _compressed(tensors: Tensors, inside: int, widths: list[int]) -> PackedSourc
     bits, stored, zeros = fits[0], tensors.get(".weight_zero_point"), None
 
     def codes(start: int, stop: int) -> torch.Tensor:
-        return _unpacked(words[start:stop], bits, inside)
+        return _unpack_words(words[start:stop], bits, inside)
 
     if stored is not None:
-        zeros = _unpacked(stored.t().contiguous(), bits, out).t().short()
+        zeros = _unpack_words(stored.t().contiguous(), bits, out).t().short()
     scales = scales.view(len(scales), -1).expand(out, -1)
     return IntegerSource(codes, inside, bits, scales, zeros, tensors.get(".weight_g_idx"), size_of(tensors))
 
@@ -126,7 +124,7 @@ def _widths(count: int, bits: int) -> tuple[int, int]:
     return -(-count * bits // _WORD), -(-count // (_WORD // bits))
 
 
-def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def _unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """uint8 ``[rows, count]`` of int32 ``[rows, words]``."""
     if words.shape[1] == _widths(count, bits)[0]:
         return from_stream(words.contiguous().view(torch.uint8), bits)[:, :count]
@@ -145,11 +143,11 @@ def _torchao(tensors: Tensors, inside: int) -> PackedSource:
     """``qdata [out, inside]`` of int8, of 8 bits or fewer, ``scale`` and ``zero_point [out, groups]``; or ``qdata [out,
     inside / 2]`` of uint8, ``scale [groups, out]`` and what is added, ``zero_point [groups, out]``.
     """
-    data, scales, zeros = (known(tensors, name) for name in _TORCHAO)
+    data, scales, zeros = (require_tensor(tensors, name) for name in _TORCHAO)
     if data.shape == (data.shape[0], inside // 2) and data.dtype in (torch.uint8, torch.int8):
         if zeros.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise NotOurs("torchao's packed weights with whole zeros")
-        return _torchao_nibbles(data.view(torch.uint8), inside, _turned(scales), -_turned(zeros), size_of(tensors))
+        return _torchao_nibbles(data.view(torch.uint8), inside, _turn(scales), -_turn(zeros), size_of(tensors))
     if data.dtype != torch.int8 or data.shape[1] != inside:
         raise NotOurs("a packed weight of torchao in an order of its own")
     scales, zeros = (each.reshape(len(data), -1) for each in (scales, zeros))
@@ -172,5 +170,5 @@ def _torchao_nibbles(
     return IntegerSource(codes, inside, 4, scales, None, None, nbytes, minima)
 
 
-def _turned(stored: torch.Tensor) -> torch.Tensor:
+def _turn(stored: torch.Tensor) -> torch.Tensor:
     return stored.t().contiguous()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import in_order, unpacked
+from scheduler.weights.packed_values import in_order, unpack
 
 
 class IntegerSource:
@@ -67,7 +67,7 @@ class IntegerSource:
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
-        return in_order(unpacked(self.rows(start, stop), self.zero, self.table), self.order)
+        return in_order(unpack(self.rows(start, stop), self.zero, self.table), self.order)
 
 
 def _order(groups: torch.Tensor | None, count: int) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 
 from scheduler.weights.packed_source import PackedRows, PackedSource
-from scheduler.weights.packed_values import in_order, unpacked
+from scheduler.weights.packed_values import in_order, unpack
 
 
 class JoinedSource:
@@ -41,17 +41,17 @@ class JoinedSource:
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
-        return in_order(unpacked(self._rows(self._index[ids]), self.zero, self.table), self.order)
+        return in_order(unpack(self._rows(self._index[ids]), self.zero, self.table), self.order)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
-        return in_order(unpacked(self.rows(start, stop), self.zero, self.table), self.order)
+        return in_order(unpack(self.rows(start, stop), self.zero, self.table), self.order)
 
     def _rows(self, numbers: torch.Tensor) -> PackedRows:
         runs = list(self._runs(numbers))
         if len(runs) == 1:
             return runs[0]
-        more = {field.name: _joined([getattr(run, field.name) for run in runs]) for field in fields(PackedRows)[1:]}
+        more = {field.name: _join([getattr(run, field.name) for run in runs]) for field in fields(PackedRows)[1:]}
         return PackedRows(torch.cat([run.values for run in runs]), **more)
 
     def _runs(self, numbers: torch.Tensor) -> Iterator[PackedRows]:
@@ -83,7 +83,7 @@ class JoinedSource:
         return PackedRows(rows.values, scales, least if rows.minima is None else rows.minima + least)
 
 
-def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+def _join(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
     found = [part for part in parts if part is not None]
     return torch.cat(found) if found else None
 

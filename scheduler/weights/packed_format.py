@@ -43,8 +43,8 @@ class PackedFormat:
         return packed
 
 
-def known(tensors: Tensors, end: str) -> torch.Tensor:
-    """A tensor of a weight. Raises ``ValueError``."""
+def require_tensor(tensors: Tensors, end: str) -> torch.Tensor:
+    """A tensor of a weight, in the shape that its format has. Raises ``ValueError``."""
     if end not in tensors:
         raise ValueError(f"a packed weight has no {end.lstrip('._') or 'values'}")
     return tensors[end]

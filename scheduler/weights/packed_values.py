@@ -18,10 +18,12 @@ def _e4m3(code: int) -> float:
 E4M3 = tuple(_e4m3(code) for code in range(256))
 
 
-def unpacked(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torch.Tensor:
-    """float32 ``[rows, inside]``: ``scale * (value - zero) - minimum``, or ``scale * table[value]``."""
-    scales = _multiplied(rows.scales, rows.coarse_scales, rows.fine_scales)
-    minima = _multiplied(rows.minima, rows.coarse_minima, rows.fine_minima)
+def unpack(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torch.Tensor:
+    """float32 ``[rows, inside]``: ``scale * (value - zero) - minimum``, or ``scale * table[value]``.
+    Raises ValueError.
+    """
+    scales = _multiply(rows.scales, rows.coarse_scales, rows.fine_scales)
+    minima = _multiply(rows.minima, rows.coarse_minima, rows.fine_minima)
     if scales is None:
         raise ValueError("packed rows have no scales")
     if rows.zeros is not None:
@@ -36,7 +38,7 @@ def unpacked(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> to
     return values.view(rows.values.shape)
 
 
-def _multiplied(
+def _multiply(
     whole: torch.Tensor | None, coarse: torch.Tensor | None, fine: torch.Tensor | None
 ) -> torch.Tensor | None:
     """``[rows, groups]``; ``coarse`` has one number for several groups of ``fine``."""

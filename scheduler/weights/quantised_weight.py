@@ -63,7 +63,7 @@ class QuantisedWeight:
         return self._rows.dequantise(start, stop)
 
     def dense(self) -> torch.Tensor:
-        """The plain weight, in the module's layout."""
+        """The plain weight, in the module's layout: ``[out, inside]``."""
         source = self._rows
         whole = torch.empty(source.out, source.inside, dtype=self.dtype)
         for start in range(0, source.out, _ROWS):
@@ -95,7 +95,7 @@ class QuantisedWeight:
         return row
 
 
-def quantised(parameter: torch.Tensor | None) -> QuantisedWeight | None:
+def quantised_weight_of(parameter: torch.Tensor | None) -> QuantisedWeight | None:
     """The weight that a parameter stands for, if it does."""
     of = parameter.of if isinstance(parameter, WeightStandIn) else None
     return of if isinstance(of, QuantisedWeight) else None

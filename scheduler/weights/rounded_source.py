@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import unpacked
+from scheduler.weights.packed_values import unpack
 
 GROUP = 32
 _LARGEST, _SMALLEST = 3e4, 1e-3  # of a group's values, between which scales are rounded to float16
@@ -35,22 +35,22 @@ class RoundedSource:
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
-        return self._packed(self._rows(torch.arange(start, stop)))
+        return self._pack(self._rows(torch.arange(start, stop)))
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
-        return unpacked(self._packed(self._rows(ids)), self.zero, self.table)
+        return unpack(self._pack(self._rows(ids)), self.zero, self.table)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
-        return unpacked(self.rows(start, stop), self.zero, self.table)
+        return unpack(self.rows(start, stop), self.zero, self.table)
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         weight = self._weight
         found = weight[ids] if weight.dim() == 2 else weight[ids // self._each, ids % self._each]
         return found.float()
 
-    def _packed(self, rows: torch.Tensor) -> PackedRows:
+    def _pack(self, rows: torch.Tensor) -> PackedRows:
         groups = rows.view(len(rows), -1, GROUP)
         return self._eight(groups) if self.bits == 8 else self._four(groups)
 

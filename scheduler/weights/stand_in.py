@@ -13,7 +13,7 @@ class PackedWeight(Protocol):
     touched: bool  # whether other code has read it
 
     def dense(self) -> torch.Tensor:
-        """The plain weight."""
+        """The plain weight, in the shape of the parameter."""
         ...
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scheduler.weights.integer_source import from_stream
-from scheduler.weights.packed_format import ITSELF, MISFIT, NotOurs, PackedFormat, Tensors, known, size_of
+from scheduler.weights.packed_format import ITSELF, MISFIT, NotOurs, PackedFormat, Tensors, require_tensor, size_of
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import E4M3
 from scheduler.weights.table_source import TableSource
@@ -42,7 +42,7 @@ def _is_size(number: Any) -> bool:
 
 def _fp8(tensors: Tensors, inside: int, block: list[int] | None) -> PackedSource:
     """``weight [.., out, inside]``, ``weight_scale_inv [.., ceil(out / rows), ceil(inside / columns)]``."""
-    values, scales = known(tensors, ITSELF), known(tensors, "_scale_inv")
+    values, scales = require_tensor(tensors, ITSELF), require_tensor(tensors, "_scale_inv")
     if values.dtype != torch.float8_e4m3fn:
         raise NotOurs("an fp8 checkpoint with values of another type")
     out, count = values.shape[-2], math.prod(values.shape[:-2])
@@ -85,7 +85,7 @@ def _mxfp4(tensors: Tensors, inside: int) -> PackedSource:
     """``blocks [.., out, inside / 32, 16]``, two neighbours in a byte, the low half first; ``scales [.., out, inside /
     32]``.
     """
-    blocks, scales = known(tensors, "_blocks"), known(tensors, "_scales")
+    blocks, scales = require_tensor(tensors, "_blocks"), require_tensor(tensors, "_scales")
     if blocks.shape[-2:] != (inside // _MXFP4_GROUP, _MXFP4_GROUP // 2) or scales.shape != blocks.shape[:-1]:
         raise ValueError(MISFIT)
     each = blocks.reshape(-1, *blocks.shape[-2:])
@@ -114,7 +114,7 @@ def _bitsandbytes(tensors: Tensors, inside: int) -> PackedSource:
     """``weight [out * inside / 2, 1]``, two neighbours in a byte, the high half first; ``absmax``: the scale of each
     block of values; ``quant_map``: the table.
     """
-    values, scales, table = (known(tensors, end) for end in (ITSELF, ".absmax", ".quant_map"))
+    values, scales, table = (require_tensor(tensors, end) for end in (ITSELF, ".absmax", ".quant_map"))
     stated = next((tensors[end] for end in _STATES if end in tensors), None)
     if stated is None or values.dtype != torch.uint8:
         raise ValueError(MISFIT)
@@ -125,8 +125,10 @@ def _bitsandbytes(tensors: Tensors, inside: int) -> PackedSource:
     if inside % group:
         raise NotOurs("a checkpoint of bitsandbytes with blocks of more than one row")
     if ".nested_absmax" in tensors:
-        each = known(tensors, ".nested_absmax").repeat_interleave(int(state["nested_blocksize"]))[: len(scales)]
-        scales = known(tensors, ".nested_quant_map")[scales.int()] * each + float(state["nested_offset"])
+        each = require_tensor(tensors, ".nested_absmax").repeat_interleave(int(state["nested_blocksize"]))[
+            : len(scales)
+        ]
+        scales = require_tensor(tensors, ".nested_quant_map")[scales.int()] * each + float(state["nested_offset"])
     data, each_row = values.view(-1, inside // 2), scales.float().view(-1, inside // group)
 
     def codes(start: int, stop: int) -> torch.Tensor:

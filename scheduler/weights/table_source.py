@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import unpacked
+from scheduler.weights.packed_values import unpack
 
 Rows = Callable[[int, int], torch.Tensor]
 
@@ -50,4 +50,4 @@ class TableSource:
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
-        return unpacked(self.rows(start, stop), self.zero, self.table)
+        return unpack(self.rows(start, stop), self.zero, self.table)

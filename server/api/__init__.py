@@ -1,8 +1,8 @@
 """The HTTP API: one sub-package per family of endpoints.
 
 Each has its routes, request schemas, answer structs and reply writers. A module with endpoints has a ``router``; the
-app finds them here. They may import each other in the order ops, openai, sessions, responses, anthropic, ollama, and
-everything below ``server.turns``; nothing below may import them.
+app finds them here. They may import each other in the order ops, openai, sessions, responses, anthropic, ollama,
+batches, audio, and everything below ``server.turns``; nothing below may import them.
 """
 
 from __future__ import annotations

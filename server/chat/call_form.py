@@ -125,7 +125,7 @@ def parse_calls(text: str, keys: tuple[str, str], tools: Container[str]) -> list
             return None
         arguments = item.get(keys[1], {})
         if isinstance(arguments, str):  # JSON within JSON
-            calls.append((name, surrogates.mended(arguments)))
+            calls.append((name, surrogates.mend(arguments)))
         elif isinstance(arguments, dict):
             calls.append((name, json.dumps(arguments, ensure_ascii=False)))
         else:

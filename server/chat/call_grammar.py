@@ -7,8 +7,8 @@ from typing import Any
 
 from server.chat.call_form import CallForm, ParameterForm
 from server.chat.typed import kinds_of
-from server.constraints.enforceable import prepared
-from server.constraints.grammars import HEAD, WHITESPACE, argument_schema, atoms, laid_out, quoted
+from server.constraints.enforceable import prepare
+from server.constraints.grammars import HEAD, WHITESPACE, argument_schema, atoms, quote, set_layout
 
 SAYS_NOTHING = {"type", "title", "description", "default", "examples"}  # what bounds no text
 
@@ -42,8 +42,8 @@ def call_grammar(
         before = "thought SPACE?"
         rules += until_mark("thought", thought, special)
     if instead is not None:
-        rules.append(f"instead: %json {quoted(laid_out(prepared(instead)))}")
-    return HEAD + "\n".join([*rules, *beginning(form, before, required, instead is not None, special)])
+        rules.append(f"instead: %json {quote(set_layout(prepare(instead)))}")
+    return HEAD + "\n".join([*rules, *begin_rules(form, before, required, instead is not None, special)])
 
 
 def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mapping[str, int]) -> list[str]:
@@ -52,7 +52,7 @@ def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mappin
     head = " ".join(atoms(function["name"] + form.middle, special))
     closing = " ".join(atoms(form.closing, special))
     if form.parameter is None:
-        rules = [f"{rule}_arguments: %json {quoted(laid_out(schema))}"]
+        rules = [f"{rule}_arguments: %json {quote(set_layout(schema))}"]
         return [f"{rule}: {head} {rule}_arguments {closing}", *rules]
     required = schema.get("required") or []
     members, rules = [], []
@@ -66,14 +66,14 @@ def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mappin
 def parameter(
     rule: str, form: ParameterForm, key: str, schema: object, strict: bool, special: Mapping[str, int]
 ) -> list[str]:
-    """The rules of one parameter: JSON of its schema, or text up to the form's closing mark."""
+    """The rules of one parameter: JSON of its schema, or text up to the form's closing mark. Raises ValueError."""
     head = " ".join(atoms(form.opening + key + form.middle, special))
     words = texts_of(schema)
     if words is not None:
-        choice = " | ".join(quoted(word) for word in words)
+        choice = " | ".join(quote(word) for word in words)
         return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", f"{rule}_value: {choice}"]
     if kinds_of(schema) - {"string"} and "string" not in kinds_of(schema):
-        value = f"{rule}_value: %json {quoted(laid_out(schema if isinstance(schema, dict) else {}))}"
+        value = f"{rule}_value: %json {quote(set_layout(schema if isinstance(schema, dict) else {}))}"
         return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", value]
     if strict and isinstance(schema, dict) and set(schema) - SAYS_NOTHING:
         raise ValueError("limits a text in a way that cannot be enforced in this model's format of calls")
@@ -96,7 +96,7 @@ def until_mark(rule: str, mark: str, special: Mapping[str, int]) -> list[str]:
     return [f"{rule}: {rule}_text {' '.join(rest)}", f"{rule}_text[lazy]: ANY {first}"]
 
 
-def beginning(form: CallForm, before: str, required: bool, instead: bool, special: Mapping[str, int]) -> list[str]:
+def begin_rules(form: CallForm, before: str, required: bool, instead: bool, special: Mapping[str, int]) -> list[str]:
     """The rules from the start of a reply to where ``calls`` begin."""
     lead = form.start + form.opening
     if required:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CallRules:
     """``tools`` may be called, as in OpenAI's requests; ``required``: at least one call must be made; ``parallel``:
     more than one may be made.

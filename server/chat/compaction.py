@@ -88,7 +88,7 @@ def fold_messages(messages: Sequence[LoggedMessage], start: int, summary: str) -
     """
     question, answer = summary_messages(summary)
     added, removed = late_tools_of([m for m in messages[front_of(messages) : start] if not m.dropped])
-    question = structs.replace(question, added_tools=added, removed_tools=removed)
+    question = structs.replace(question, added_tools=(*added,), removed_tools=(*removed,))
     newest = [*messages[start:]]
     if newest and newest[0].role != "user":
         newest.insert(0, LoggedMessage("user", GO_ON))

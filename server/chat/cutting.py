@@ -45,8 +45,10 @@ def shorten_reply(whole: LoggedMessage, read: LoggedMessage) -> LoggedMessage:
         whole,
         content=cut_where_text_ends(whole.content, read.content),
         reasoning_content=cut_where_text_ends(whole.reasoning_content, read.reasoning_content),
-        tool_calls=[shorten_call(call, left) for call, left in zip(whole.tool_calls, read.tool_calls, strict=False)],
-        items=[],
+        tool_calls=tuple(
+            shorten_call(call, left) for call, left in zip(whole.tool_calls, read.tool_calls, strict=False)
+        ),
+        items=(),
         instructions=False,
         dropped=False,
     )

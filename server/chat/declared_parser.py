@@ -83,7 +83,7 @@ class DeclaredParser:
             assert isinstance(function, dict)
             given = function.get("arguments", {})
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            text = surrogates.mended(surrogates.without(text))
+            text = surrogates.mend(surrogates.without(text))
             index = self._calls + len(parts) // 2
             parts += [CallStart(index, new_call_id(), name), ArgumentsPiece(index, text)]
         self._calls += len(parts) // 2

@@ -24,6 +24,7 @@ from server.chat.late_tools import describe_tools, write_added_tools
 from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
 from server.chat.system_places import ANYWHERE, SystemPlaces, place_messages
+from server.chat.template_content import append, surround, template_content
 from server.log.logged_message import LoggedCall, LoggedMessage
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Dialect:
     answer (None: unknown, it writes no reasoning). ``takes_system``: it takes system messages. ``special``: the marks
     are special tokens, which a reply's text has to show. ``places``: where it takes system messages;
     ``reasoning_switch``: variables of the template with which it keeps the reasoning of older replies.
-    ``typed_tools``: it writes a tool as a JSON object of a type and a function.
+    ``typed_tools``: it writes a tool as a JSON object of a type and a function; ``tools_lead``: in front of all
+    messages.
     """
 
     form: CallForm | None = IN_WORDS
@@ -72,6 +74,7 @@ class Dialect:
     places: SystemPlaces = ANYWHERE
     reasoning_switch: Mapping[str, bool] = field(default_factory=dict)
     typed_tools: bool = False
+    tools_lead: bool = True
 
     def make_parser(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
         """A parser for one reply to a prompt that ends with ``tail``. ``reasons`` false: the reply begins with content,
@@ -110,11 +113,11 @@ class Dialect:
             *calls, last = reply.tool_calls
             function = structs.replace(last.function, arguments=json.dumps({"last": sentinel}))
             last = structs.replace(last, id=PROBE_ID, function=function)
-            return structs.replace(reply, tool_calls=[*calls, last]), self.behind
-        return structs.replace(reply, tool_calls=[], content=sentinel), ""
+            return structs.replace(reply, tool_calls=(*calls, last)), self.behind
+        return structs.replace(reply, tool_calls=(), content=sentinel), ""
 
     def _to_template_message(self, message: LoggedMessage) -> TemplateMessage:
-        made: TemplateMessage = {"role": message.role, "content": message.content}
+        made: TemplateMessage = {"role": message.role, "content": template_content(message)}
         if message.name:
             made["name"] = message.name
         if message.tool_calls:
@@ -143,10 +146,10 @@ class Dialect:
         """With ``text`` in the system message, or in front of the first other one where there can be none."""
         first = messages[0] if messages else {"role": "", "content": ""}
         if first["role"] in ("system", "developer"):
-            return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+            return [{**first, "content": surround("", first["content"], f"\n\n{text}")}, *messages[1:]]
         if self.takes_system or first["role"] != "user":
             return [{"role": "system", "content": text}, *messages]
-        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+        return [{**first, "content": surround(f"{text}\n\n", first["content"], "")}, *messages[1:]]
 
 
 PROBE_ID = "callprobe"
@@ -164,11 +167,11 @@ def describe_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]
     made: list[TemplateMessage] = []
     for message in messages:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            result = surround("<tool_response>\n", message["content"], "\n</tool_response>")
             if made and made[-1].get("results"):
-                made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
+                made[-1] = {**made[-1], "content": append(made[-1]["content"], "\n", result)}
             else:
-                made.append({"role": "user", "content": text, "results": True})
+                made.append({"role": "user", "content": result, "results": True})
             continue
         calls = [write_call(call) for call in message.get("tool_calls", ())]
         plain = {key: value for key, value in message.items() if key != "tool_calls"}

@@ -62,7 +62,7 @@ class DialectParser:
         self._sought = 0  # up to where its next mark is not
         self._closed = 0  # marks behind it
         self._space = False  # whether space is dropped until something else comes
-        self._state: Callable[[], bool] = self._beginning
+        self._state: Callable[[], bool] = self._parse_beginning
         if opened:
             self._begin_reasoning()
 
@@ -85,7 +85,7 @@ class DialectParser:
 
     # --- reasoning ----------------------------------------------------------------------------------------
 
-    def _beginning(self) -> bool:
+    def _parse_beginning(self) -> bool:
         """Does the reply begin with reasoning?"""
         if self._thought is not None:
             at = self._behind_space(0)
@@ -105,10 +105,10 @@ class DialectParser:
     def _first_thought(self) -> bool:
         if not self._skip_space():
             return False
-        self._state = self._reasoning
+        self._state = self._parse_reasoning
         return True
 
-    def _reasoning(self) -> bool:
+    def _parse_reasoning(self) -> bool:
         assert self._thought is not None
         found, told = self._search(self._thought.closing)
         self._tell(ReasoningPiece, told)
@@ -158,9 +158,9 @@ class DialectParser:
         self._head = head
         self._lead = lead
         self._scan = None
-        self._state = self._opening
+        self._state = self._parse_opening
 
-    def _opening(self) -> bool:
+    def _parse_opening(self) -> bool:
         """From the mark to where the arguments begin."""
         assert self._form is not None
         at = self._behind_space(self._lead)
@@ -213,7 +213,7 @@ class DialectParser:
             self._call(name)
             self._parts.append(ArgumentsPiece(self._calls - 1, arguments))
         self._drop(end)
-        self._state = self._closing
+        self._state = self._parse_closing
         return True
 
     def _arguments(self) -> bool:
@@ -223,14 +223,14 @@ class DialectParser:
         end = self._scan.close(self._text)
         told = len(self._text) if end is None else end
         if end is None and not self._final:
-            told = surrogates.settled(self._text)
-        self._argue(surrogates.mended(self._text[:told]))
+            told = surrogates.settled_length(self._text)
+        self._argue(surrogates.mend(self._text[:told]))
         self._drop(told)
         self._scan.at -= told
         if end is None:
             return False
         self._scan = None
-        self._state = self._rest if self._form.keys is not None else self._closing
+        self._state = self._rest if self._form.keys is not None else self._parse_closing
         return True
 
     def _rest(self) -> bool:
@@ -247,7 +247,7 @@ class DialectParser:
             self._drop(end)
         elif following == "}":
             self._drop(at + 1)
-        self._state = self._closing
+        self._state = self._parse_closing
         return True
 
     def _parameters(self) -> bool:
@@ -261,7 +261,7 @@ class DialectParser:
             return False  # where the reply ends here, so do the arguments: unfinished
         if not found:
             self._argue("}" if self._written else "{}")
-            self._state = self._closing
+            self._state = self._parse_closing
             return True
         begins = at + len(form.opening.strip())
         middle = self._text.find(form.middle.strip(), begins)
@@ -294,7 +294,7 @@ class DialectParser:
         self._drop(end + len(closing))
         return True
 
-    def _closing(self) -> bool:
+    def _parse_closing(self) -> bool:
         """The marks behind a call; one that the model forgot is not missed."""
         assert self._form is not None
         for mark in self._form.closings[self._closed :]:
@@ -377,11 +377,11 @@ class DialectParser:
         found = self._text.find(mark)
         if found < 0 and self._final:
             return False, len(self._text)
-        end = found if found >= 0 else len(self._text) - begun(self._text, mark)
+        end = found if found >= 0 else len(self._text) - begun_length(self._text, mark)
         return found >= 0, len(self._text[:end].rstrip())
 
 
-def begun(text: str, mark: str) -> int:
+def begun_length(text: str, mark: str) -> int:
     """How many characters at the end of ``text`` may be the beginning of ``mark``."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-length:]):

@@ -92,6 +92,12 @@ def measure_typed_tools(template: ProbedTemplate) -> bool:
     return re.search(rf'"type":\s*"function",\s*"function":\s*\{{\s*"name":\s*"{FUNCTION}"', listed) is not None
 
 
+def measure_leading_tools(template: ProbedTemplate) -> bool:
+    """Whether the template writes tools in front of the conversation, not beside its newest message."""
+    text = template.render(USER, REPLY, USER_AGAIN, tools=True) or ""
+    return FUNCTION in text.partition(QUESTION)[0]
+
+
 def render_prompt(
     template: ProbedTemplate, messages: Sequence[TemplateMessage], variables: Mapping[str, bool]
 ) -> str | None:

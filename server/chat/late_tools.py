@@ -1,5 +1,6 @@
-"""Tools that a conversation gets after it has begun. A message adds them (its ``added_tools``): their definitions are
-rendered as text in that message, so that the prompt before it stays as it is.
+"""Tools that a conversation gets after it has begun. A message adds them (its ``added_tools``), or a request has more
+tools than the one before: their definitions are rendered as text where they come, so that the prompt before it stays as
+it is.
 """
 
 from __future__ import annotations
@@ -38,8 +39,50 @@ def tools_in_front(rendering: Rendering, messages: Sequence[LoggedMessage]) -> t
     """A conversation with the tools that its messages add among those at the front of the prompt."""
     tools = callable_tools(rendering.tools, messages)
     return Rendering(tools, rendering.template), [
-        structs.replace(message, added_tools=[], removed_tools=[]) for message in messages
+        structs.replace(message, added_tools=(), removed_tools=()) for message in messages
     ]
+
+
+def placed_tools(
+    messages: Sequence[LoggedMessage], tools: Sequence[Mapping[str, Any]]
+) -> dict[int, list[Mapping[str, Any]]]:
+    """Of the ``tools`` of a conversation, those that it got while it had others already, by the number of the message
+    in which they are defined: the first one then that no assistant has written. Tools that were changed, left out or
+    put into another order meanwhile are all at the front again.
+    """
+    known: list[Mapping[str, Any]] = []
+    placed: dict[int, list[Mapping[str, Any]]] = {}
+    for number, message in enumerate(messages):
+        if message.tools is None:
+            continue
+        names = {tool["function"]["name"] for tool in known}
+        new = [tool for tool in message.tools if tool["function"]["name"] not in names]
+        at = next((i for i in range(number, len(messages)) if messages[i].role != "assistant"), None)
+        if not known or at is None or known != [tool for tool in message.tools if tool["function"]["name"] in names]:
+            known, placed = [*message.tools], {}
+        elif new:
+            known = [*known, *new]
+            placed.setdefault(at, []).extend(new)
+    found = {at: [tool for tool in new if tool in tools] for at, new in placed.items()}
+    return {at: new for at, new in found.items() if new}
+
+
+def tools_where_they_came(
+    rendering: Rendering, messages: Sequence[LoggedMessage]
+) -> tuple[Rendering, Sequence[LoggedMessage]]:
+    """A conversation with the tools of ``placed_tools`` among those that its messages add; what a message before them
+    has added already is not defined again.
+    """
+    placed = placed_tools(messages, rendering.tools)
+    if not placed:
+        return rendering, messages
+    late = [tool for new in placed.values() for tool in new]
+    made = [*messages]
+    for at, new in placed.items():
+        told = [tool for message in messages[: at + 1] for tool in message.added_tools]
+        added = [dict(tool) for tool in new if tool not in told]
+        made[at] = structs.replace(made[at], added_tools=(*made[at].added_tools, *added))
+    return Rendering([tool for tool in rendering.tools if tool not in late], rendering.template), made
 
 
 def write_added_tools(
@@ -55,10 +98,10 @@ def write_added_tools(
             if not told and form is not None:
                 text += f"\n{FORM}{example_call(form)}"
             told = True
-            message = structs.replace(append_text(message, text), added_tools=[])
+            message = structs.replace(append_text(message, text), added_tools=())
         if message.removed_tools:
             text = REMOVED.format(names=", ".join(message.removed_tools))
-            message = structs.replace(append_text(message, text), removed_tools=[])
+            message = structs.replace(append_text(message, text), removed_tools=())
         yield message
 
 

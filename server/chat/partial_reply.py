@@ -34,14 +34,14 @@ class ParsedCall:
     arguments: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class PartialReply:
     """The part of one choice that has been generated so far, parsed by ``parser``."""
 
     parser: ReplyParser = field(default_factory=PlainParser)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprob] = ()
     reasoning_tokens: int = 0
     thinking_cut: bool = False  # its budget for reasoning was spent, and the end was forced
     drafts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by source: tokens drafted, tokens accepted
@@ -57,7 +57,8 @@ class PartialReply:
         """Append one delta. Returns the parts parsed from its text."""
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
-        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        if delta.prompt_logprobs:
+            self.prompt_logprobs = (*self.prompt_logprobs, *delta.prompt_logprobs)
         self.thinking_cut = self.thinking_cut or delta.thinking_cut
         parts = self.parser.feed(delta.text)
         if delta.finish_reason is not None:
@@ -114,7 +115,7 @@ class PartialReply:
 
     def message(self) -> LoggedMessage:
         """The reply as a logged message."""
-        calls = [LoggedCall(call.id, "function", LoggedFunction(call.name, call.arguments)) for call in self.calls]
+        calls = tuple(LoggedCall(call.id, "function", LoggedFunction(call.name, call.arguments)) for call in self.calls)
         return LoggedMessage("assistant", self.content, reasoning_content=self.reasoning, tool_calls=calls)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from scheduler.model_facts import ModelFacts
 from server.chat.billing_line import fold_billing_lines, has_billing_line
-from server.chat.late_tools import callable_tools
+from server.chat.expansions import digests_of, pictures_of
+from server.chat.late_tools import callable_tools, placed_tools
 from server.chat.rendering import (
     NO_CHANGE,
     PLAIN,
@@ -48,7 +49,7 @@ THINKING_SWITCHES = frozenset({"enable_thinking", "thinking"})  # variables of t
 EMPTY_RECORD = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """The prompt of one turn. ``ids`` is the whole timeline; ``messages`` are logged before the reply; ``echo`` is text
     that the client may want before the reply, and starts at ``echo_from`` in ``ids``. For a chat, ``rendering`` is how
@@ -63,6 +64,11 @@ class Prompt:
     rendering: Rendering = PLAIN
     tail: str = ""
     reply_start: str = ""
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """The digests of the media in its messages."""
+        return tuple(digests_of(self.messages))
 
     @property
     def callable_tools(self) -> list[Mapping[str, Any]]:
@@ -113,7 +119,7 @@ def continuation(
     before = rendering_in_force(record.messages[: record.rendered])
     whole = [*record.messages, *new]
     kept, begun = (whole[:-1], whole[-1]) if change.goes_on else (whole, None)
-    rendering = change.applied_over(rendering_in_force(kept))
+    rendering = change.apply_over(rendering_in_force(kept))
     if TOOL_ORDER in tokens.rules:
         rendering = replace(rendering, tools=first_order(record.messages, rendering.tools))
     kept = mark_rendering_from(kept, min(len(record.messages), len(kept) - 1), rendering)
@@ -133,23 +139,36 @@ def prompt_ids(
     before: Rendering,
     change: RenderingChange,
 ) -> list[int]:
-    """The ids of all messages of a session; they begin with those of ``record`` where these are still valid."""
+    """The ids of all messages of a session; they begin with those of ``record`` where these are still valid.
+    Raises a 400.
+    """
+    pictures = pictures_of(facts, whole)
     try:
         forgets = change.forget and any(message.reasoning_content for message in whole)
-        if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
-            # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
+        known = record.fingerprint == tokens.fingerprint(facts.vocab_size) and pictures.know(record.tokens)
+        if forgets or not known:
+            # Logged under another tokenizer or processor, or with what is to be left out: its ids mean nothing here,
+            # its words do.
             shown = drop_reasoning(whole) if change.forget else whole
-            return full_ids(tokens, shown, rendering, goes_on=change.goes_on)
+            return full_ids(tokens, shown, rendering, goes_on=change.goes_on, pictures=pictures)
         rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
         if not unrendered and rendering == before:
             return record.tokens
         if not unrendered:
-            return full_ids(tokens, whole, rendering)
+            return full_ids(tokens, whole, rendering, pictures=pictures)
         if TOOLS_IN_PLACE not in tokens.rules and any(m.added_tools or m.removed_tools for m in unrendered):
-            return full_ids(tokens, whole, rendering, goes_on=change.goes_on)
+            return full_ids(tokens, whole, rendering, goes_on=change.goes_on, pictures=pictures)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
-            tokens, record.tokens, rendered, unrendered, ends, rendering, before=before, goes_on=change.goes_on
+            tokens,
+            record.tokens,
+            rendered,
+            unrendered,
+            ends,
+            rendering,
+            before=before,
+            goes_on=change.goes_on,
+            pictures=pictures,
         )
     except NoContinuation:
         message = "This model's chat template leaves nothing to go on with."
@@ -179,6 +198,9 @@ def note_rules(tokens: ChatTokenizer, messages: Sequence[LoggedMessage], rendere
     for rule in (SYSTEM_IN_PLACE, MESSAGES_JOINED, REASONING_KEPT):
         adapt(rule, "messages", max(0, counted[rule]))
     placed = sum(len(message.added_tools) for message in messages[rendered:])
+    if dialect.tools_lead:
+        came = placed_tools(messages, rendering.tools)
+        placed += sum(len(tools) for at, tools in came.items() if at >= rendered)
     adapt(TOOLS_IN_PLACE, "tools", placed if TOOLS_IN_PLACE in tokens.rules else 0)
 
 
@@ -257,7 +279,7 @@ def texts_of(messages: Iterable[LoggedMessage], change: RenderingChange = NO_CHA
 def completion_prompts(
     body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None
 ) -> list[Prompt]:
-    """The prompts of a completion. With a ``record``, the only prompt is appended to it. Blocking."""
+    """The prompts of a completion. With a ``record``, the only prompt is appended to it. Blocking. Raises a 400."""
     prompts = body.prompts
     before, past = history(tokens, facts, record)
     if body.suffix:
@@ -308,14 +330,14 @@ def history(
 
 
 def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:
-    """Refuse texts that are too large for the context, before they are tokenised."""
+    """Refuse texts that are too large for the context, before they are tokenised. Raises a 400."""
     size = sum(len(text.encode()) for text in texts)
     if size > BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES:
         raise context_exceeded(f"{param} is longer than this model's context of {facts.max_context} tokens.", param)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Refuse token ids outside the vocabulary."""
+    """Refuse token ids outside the vocabulary. Raises a 400."""
     if ids and max(ids) >= vocab_size:
         raise bad_request(
             f"{param} has a token id that this model does not have: the last id is {vocab_size - 1}.",

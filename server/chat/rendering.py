@@ -15,7 +15,7 @@ from msgspec import structs
 from server.log.logged_message import LoggedMessage, Scalar
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rendering:
     """``tools`` as in OpenAI's requests; ``template``: additional variables of the chat template."""
 
@@ -39,7 +39,7 @@ class RenderingChange:
     goes_on: bool = False
     whole: bool = False
 
-    def applied_over(self, before: Rendering) -> Rendering:
+    def apply_over(self, before: Rendering) -> Rendering:
         """The rendering of the turn, after ``before``."""
         if self.whole:
             return Rendering(self.tools or (), self.template)
@@ -76,6 +76,11 @@ def order_tools(messages: Iterable[LoggedMessage], tools: Sequence[Mapping[str, 
     given = {tool["function"]["name"]: tool for tool in tools}
     known = {name: met[name] if same_json(met[name], given[name]) else given[name] for name in met if name in given}
     return [*known.values(), *(tool for name, tool in given.items() if name not in known)]
+
+
+def tool_names(tools: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The names of tools."""
+    return {tool["function"]["name"] for tool in tools}
 
 
 def same_json(one: object, other: object) -> bool:

@@ -4,6 +4,7 @@ take one, its text becomes part of a user turn in the same place, so that what s
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from server.chat.late_tools import append_text
 from server.config.prompt_rules import MESSAGES_JOINED, SYSTEM_IN_PLACE
 from server.log.logged_message import LoggedMessage
+from server.media.media import move
 
 REMINDER = "<system-reminder>\n{text}\n</system-reminder>"
 SYSTEM_ROLES = ("system", "developer")
@@ -24,8 +26,9 @@ class SystemPlaces:
     ``several``: more than one there; ``only``: a conversation of nothing else; ``inside``: system messages between and
     behind other messages, in their place.
     ``user_after_user``, ``user_after_tool``: a user message directly after another one, and after a tool result;
-    ``reminder_after_tool``: such a one leaves the text before it as it is. ``joins``: user messages that it does not
-    take are joined to the message before.
+    ``reminder_after_tool``: such a one leaves the text before it as it is. By rules of the server, system messages
+    that it does not take become user turns (``moves``), and user messages that it does not take are joined to the
+    message before (``joins``).
     """
 
     leading: bool = True
@@ -35,7 +38,15 @@ class SystemPlaces:
     user_after_user: bool = True
     user_after_tool: bool = True
     reminder_after_tool: bool = True
+    moves: bool = True
     joins: bool = True
+
+    @property
+    def in_force(self) -> SystemPlaces:
+        """What ``place_messages`` goes by: without ``moves``, as if the template took every system message."""
+        if self.moves:
+            return self
+        return dataclasses.replace(self, leading=True, several=True, only=True, inside=True, moves=True)
 
     def takes_user_after(self, message: LoggedMessage) -> bool:
         """Whether the template takes a user message after ``message``."""
@@ -55,6 +66,7 @@ def place_messages(messages: Sequence[LoggedMessage], places: SystemPlaces) -> t
     """Messages as a template with these ``places`` takes them, in the same order; and how many were changed by which
     rule.
     """
+    places = places.in_force
     if places == ANYWHERE:
         return [*messages], Counter()
     front = next((i for i, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
@@ -76,11 +88,18 @@ def place_messages(messages: Sequence[LoggedMessage], places: SystemPlaces) -> t
         joined = message.role == "user" and last is not None and not places.takes_user_after(last)
         if last is not None and joined and (ours or places.joins):
             counted[MESSAGES_JOINED] += not ours
-            made[-1] = append_text(last, message.content)
+            made[-1] = append_message(last, message)
         else:
             made.append(message)
         ours = False
     return made, +counted
+
+
+def append_message(last: LoggedMessage, message: LoggedMessage) -> LoggedMessage:
+    """``last`` with the content of ``message`` at its end."""
+    made = append_text(last, message.content)
+    media = move(message.media, len(made.content) - len(message.content))
+    return replace(made, media=(*last.media, *media))
 
 
 def place_front(messages: Sequence[LoggedMessage], places: SystemPlaces) -> tuple[list[LoggedMessage], Counter[str]]:

@@ -31,7 +31,7 @@ def render_chat(
     if not messages:
         raise ValueError("there is no message")
     said = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    return compiled(source).render(
+    return compile_template(source).render(
         messages=[with_reasoning(message) for message in plain(said)],
         tools=plain(tools),
         documents=None,
@@ -118,7 +118,7 @@ def _to_json(
 
 
 @lru_cache
-def compiled(source: str) -> jinja2.Template:
+def compile_template(source: str) -> jinja2.Template:
     """A template's program. Raises jinja2.TemplateError."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]

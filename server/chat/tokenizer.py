@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -19,11 +19,12 @@ import jinja2.nodes
 from scheduler.tokenizer_parts import TokenizerParts
 from server.chat.dialect import Dialect
 from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
-from server.chat.front_probe import measure_places, measure_reasoning_switch, measure_typed_tools
-from server.chat.late_tools import tools_in_front
+from server.chat.front_probe import measure_leading_tools, measure_places, measure_reasoning_switch, measure_typed_tools
+from server.chat.late_tools import tools_in_front, tools_where_they_came
 from server.chat.plain_tokenizer import PlainTokenizer
 from server.chat.rendering import PLAIN, Rendering
 from server.config.prompt_rules import MESSAGES_JOINED, PROMPT_RULES, REASONING_KEPT, SYSTEM_IN_PLACE, TOOLS_IN_PLACE
+from server.constraints.grammars import is_named
 from server.log.logged_message import LoggedMessage, Scalar
 from server.torchless import read_tokenizer
 from server.workers import Workers
@@ -39,6 +40,16 @@ OPTIONS = frozenset(  # of transformers' apply_chat_template: these are no varia
     "truncation".split()
 )
 SPARE = 16  # threads that may hang before requests wait for each other
+
+
+class TokensWithin(NamedTuple):
+    """Token ids of a text or a pair of texts, and of which of both each is; ``whole``: how many there would be without
+    a limit.
+    """
+
+    ids: list[int]
+    types: list[int]
+    whole: int
 
 
 class TemplateRefused(Exception):
@@ -77,7 +88,7 @@ class ChatTokenizer:
         self._template = template_source(tokenizer)
         self.special_ids = frozenset(int(i) for i in tokenizer.all_special_ids)
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self.special_tokens = {str(token): int(i) for i, token in added.items() if token.special}
+        self.named_tokens = {str(token): int(i) for i, token in added.items() if is_named(str(token), token.special)}
         self._digest = digest(tokenizer, self._backend, self._template)
 
     @classmethod
@@ -120,6 +131,24 @@ class ChatTokenizer:
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=special))
 
+    def encode_within(self, text: str, limit: int, pair: str | None = None) -> TokensWithin:
+        """Token ids of a text, or of a pair of texts, with those that the tokenizer adds around them, at most ``limit``
+        of them: the longer one of a pair is cut first.
+        """
+        if self._backend is None:
+            with self._lock:
+                return encode_slowly(self._tokenizer, text, limit, pair)
+        first = self._backend.encode(text, add_special_tokens=False)
+        second = None if pair is None else self._backend.encode(pair, add_special_tokens=False)
+        around = self._backend.num_special_tokens_to_add(pair is not None)
+        counts = len(first.ids), 0 if second is None else len(second.ids)
+        kept = cut_longer(*counts, max(0, limit - around))
+        first.truncate(kept[0])
+        if second is not None:
+            second.truncate(kept[1])
+        made = self._backend.post_process(first, second, True)
+        return TokensWithin(made.ids, made.type_ids, sum(counts) + around)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Ids outside the vocabulary are skipped."""
         if self._backend is not None:
@@ -139,6 +168,8 @@ class ChatTokenizer:
         """The chat template applied to logged messages. Raises TemplateRefused."""
         if TOOLS_IN_PLACE not in self.rules:
             rendering, messages = tools_in_front(rendering, messages)
+        elif self.dialect.tools_lead:
+            rendering, messages = tools_where_they_came(rendering, messages)
         dressed = self.dialect.to_template_messages(messages, rendering)
         tools = rendering.tools if self.dialect.native else ()
         return self.apply(dressed, tools, generation_prompt, {**self.dialect.reasoning_switch, **rendering.template})
@@ -186,15 +217,14 @@ class ChatTokenizer:
         if self._template is None:
             return found
         places, kept = measure_places(template, found), {}
-        if SYSTEM_IN_PLACE not in self.rules:
-            places = replace(places, leading=True, several=True, only=True, inside=True)
         if REASONING_KEPT in self.rules:
             kept = measure_reasoning_switch(template, found, self.variables)
         return replace(
             found,
-            places=replace(places, joins=MESSAGES_JOINED in self.rules),
+            places=replace(places, moves=SYSTEM_IN_PLACE in self.rules, joins=MESSAGES_JOINED in self.rules),
             reasoning_switch=kept,
             typed_tools=measure_typed_tools(template),
+            tools_lead=not found.native or measure_leading_tools(template),
         )
 
     @cached_property
@@ -221,6 +251,29 @@ class ChatTokenizer:
     def close(self) -> None:
         """Let the threads end."""
         self._workers.close()
+
+
+def encode_slowly(tokenizer: Any, text: str, limit: int, pair: str | None) -> TokensWithin:
+    """See ``ChatTokenizer.encode_within``, by a tokenizer of transformers in Python."""
+    given = ([text],) if pair is None else ([text], [pair])  # as a list, an empty text of a pair is one too
+    whole = tokenizer(*given, return_token_type_ids=True)
+    count = len(whole["input_ids"][0])
+    if count > limit:
+        whole = tokenizer(*given, truncation="longest_first", max_length=limit, return_token_type_ids=True)
+    return TokensWithin(whole["input_ids"][0], whole["token_type_ids"][0], count)
+
+
+def cut_longer(first: int, second: int, limit: int) -> tuple[int, int]:
+    """To how many tokens two texts of these lengths are cut so that both have ``limit`` together: the longer one until
+    both are equally long, as the tokenizers library does it.
+    """
+    if first + second <= limit:
+        return first, second
+    shorter = min(first, second)
+    longer = shorter if shorter > limit else max(shorter, limit - shorter)
+    if shorter + longer > limit:
+        shorter, longer = limit // 2, limit // 2 + limit % 2
+    return (longer, shorter) if first > second else (shorter, longer)
 
 
 def digest(tokenizer: Any, backend: Any, template: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,7 +17,8 @@ from server.chat.tokenizer import ChatTokenizer
 from server.constraints.enforceable import lenient
 from server.constraints.grammars import GrammarCheck, json_schema_grammar
 from server.errors import bad_request
-from server.schemas.formats import Formatted, checked, format_grammar
+from server.schemas.adaptations import adapt
+from server.schemas.formats import Formatted, check_grammar, format_grammar
 from server.schemas.tools import AllowedChoice, NamedCustom, NamedTool, ToolChoice
 
 
@@ -59,52 +61,63 @@ async def reply_grammar(
     prompt has opened comes first. Raises a 400 that names the parameter.
     """
     dialect = tokens.dialect
-    formatted = body.wanted() is not None
+    formatted = body.wanted_format() is not None
     thought = dialect.thought.closing if dialect.thought and dialect.opens_reasoning(tail) else ""
     if not calls.required and (dialect.form is None or not (calls.constrained or (calls.tools and formatted))):
         grammar = await format_grammar(body, check)
-        return grammar_behind_reasoning(grammar, thought, tokens.special_tokens) if grammar and thought else grammar
+        return grammar_behind_reasoning(grammar, thought, tokens.named_tokens) if grammar and thought else grammar
     if dialect.form is None:
         message = "tool_choice cannot make this model call tools: how it writes calls is declared, not known."
         raise bad_request(message, "tool_choice", "unsupported_value")
+    enforced = [await enforce_tool(check, number, tool) for number, tool in enumerate(calls.tools)]
+    for keyword, count in Counter(keyword for _, left in enforced for keyword in left).items():
+        adapt("keyword_not_enforced", keyword, count)
     make = partial(
         call_grammar,
         dialect.form,
-        [await enforce_tool(check, number, tool) for number, tool in enumerate(calls.tools)],
+        [tool for tool, _ in enforced],
         required=calls.required,
         parallel=calls.parallel,
         thought=thought,
         instead=None if calls.required else wanted_schema(body),
     )
-    await checked(check, "tools", partial(make, special=check.special_ids))
-    return make(special=tokens.special_tokens)
+    await check_grammar(check, "tools", partial(make, special=check.special_ids))
+    return make(special=tokens.named_tokens)
 
 
-async def enforce_tool(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool whose ``parameters`` a grammar can enforce. With ``strict`` they are not changed: raises a 400 that names
-    what cannot be enforced. Otherwise what cannot be enforced is left out: first keywords, then all patterns, in the
-    end everything but the type object.
+async def enforce_tool(
+    check: GrammarCheck, number: int, tool: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """A tool whose ``parameters`` a grammar can enforce, and the keywords that it does not. With ``strict`` nothing is
+    changed: raises a 400 that names what cannot be enforced. Otherwise that is left out: first keywords, then all
+    patterns, in the end everything but the type object.
     """
     function = tool["function"]
     wanted = function.get("parameters") or {}
     if function.get("strict"):
-        await checked(check, f"tools[{number}].function.parameters", partial(json_schema_grammar, wanted))
-        return tool
-    for less in (dict, lenient, partial(lenient, patterns=False)):
+        await check_grammar(check, f"tools[{number}].function.parameters", partial(json_schema_grammar, wanted))
+        return tool, ()
+    for less in (whole, lenient, partial(lenient, patterns=False)):
         with suppress(ValueError):
             await check.run(partial(parameters_grammar, less, wanted))
-            return {**tool, "function": {**function, "parameters": less(wanted)}}
-    return {**tool, "function": {**function, "parameters": {"type": "object"}}}
+            enforced, left = less(wanted)
+            return {**tool, "function": {**function, "parameters": enforced}}, left
+    return {**tool, "function": {**function, "parameters": {"type": "object"}}}, ("parameters",)
 
 
-def parameters_grammar(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
+def whole(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A schema of which nothing is left out."""
+    return {**wanted}, []
+
+
+def parameters_grammar(less: Callable[[Any], tuple[dict[str, Any], list[str]]], wanted: Mapping[str, Any]) -> str:
     """The grammar of arguments under ``less`` of what is wanted."""
-    return json_schema_grammar(less(wanted))
+    return json_schema_grammar(less(wanted)[0])
 
 
 def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
     """The schema of a reply without calls; None: any text. Raises a 400 for a format that is not JSON."""
-    wanted = body.wanted()
+    wanted = body.wanted_format()
     if wanted is None:
         return None
     if wanted.kind != "json":

@@ -11,6 +11,8 @@ from server.config.keys_options import KeysConfig
 from server.config.usage_error import UsageError
 from server.middleware.key_file import KeyEntry, KeyFileError, new_key, read_keys, write_keys
 
+HEADING = ("ID", "TENANT", "CREATED", "REQUESTS/MIN", "TOKENS/MIN", "SESSIONS", "BYTES", "MODELS")
+
 
 def keys(config: KeysConfig, terminal: TextIO | None = None) -> int:
     """Run the action; the exit status: 0, or 1 where there is no such key. Raises UsageError."""
@@ -36,7 +38,9 @@ def keys(config: KeysConfig, terminal: TextIO | None = None) -> int:
 def add(config: KeysConfig, path: Path, entries: list[KeyEntry], out: TextIO) -> int:
     """Add a key and print it: it is kept nowhere."""
     assert config.name is not None
-    key, entry = new_key(config.name, config.requests_per_minute, config.tokens_per_minute)
+    rates = config.requests_per_minute, config.tokens_per_minute
+    most_bytes = None if config.max_bytes is None else int(config.max_bytes)
+    key, entry = new_key(config.name, *rates, config.key_models, config.max_sessions, most_bytes)
     write_keys(path, [*entries, entry])
     out.write(f"{key}\n")
     print(f"key {entry.id} of {entry.tenant}: it is shown this once", file=sys.stderr)
@@ -56,10 +60,12 @@ def revoke(name: str, path: Path, entries: list[KeyEntry], out: TextIO) -> int:
 
 def table(entries: list[KeyEntry]) -> list[str]:
     """The keys, a line each, below a heading."""
-    rows = [("ID", "TENANT", "CREATED", "REQUESTS/MIN", "TOKENS/MIN")]
+    rows: list[tuple[str, ...]] = [HEADING]
     for entry in entries:
         created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%d") if entry.created else "-"
-        limits = [str(limit or "-") for limit in (entry.requests_per_minute, entry.tokens_per_minute)]
-        rows.append((entry.id, entry.tenant, created, limits[0], limits[1]))
+        limits = entry.requests_per_minute, entry.tokens_per_minute, entry.max_sessions, entry.max_bytes
+        told = ["-" if limit is None else str(limit) for limit in limits]
+        models = "all" if entry.models is None else ",".join(entry.models)
+        rows.append((entry.id, entry.tenant, created, *told, models))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -33,7 +33,7 @@ class RemoteServer:
         return self.read(self.http.request(method, f"/v1/sessions{path}", json=content, params=wanted or None))
 
     def read(self, response: httpx.Response) -> Answer:
-        """The answer's object."""
+        """The answer's object. Raises RequestFailed, and UsageError when no server answers."""
         if response.status_code == 401:
             raise UsageError("--api-key: the server refused this key, or needs one")
         if not response.is_success:

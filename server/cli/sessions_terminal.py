@@ -52,7 +52,7 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
         json.dump(answer, out, ensure_ascii=False, indent=2)
         out.write("\n")
     else:
-        out.write("".join(f"{line}\n" for line in shown(answer)))
+        out.write("".join(f"{line}\n" for line in show_answer(answer)))
     return 0
 
 
@@ -80,7 +80,7 @@ def list_sessions(remote: RemoteServer, given: Answer) -> Answer:
 
 
 def create(remote: RemoteServer, given: Answer) -> Answer:
-    """See the verb."""
+    """See the verb. Raises UsageError."""
     messages = []
     for text in given["message"]:
         role, equals, content = text.partition("=")
@@ -104,7 +104,9 @@ def regenerate(remote: RemoteServer, given: Answer) -> Answer:
 
 
 def export(remote: RemoteServer, given: Answer) -> Answer:
-    """The file appears under its name when it is complete, readable by this user only."""
+    """The file appears under its name when it is complete, readable by this user only.
+    Raises UsageError and RequestFailed.
+    """
     path = Path(given["file"])
     part = path.with_name(f"{path.name}.part")
     parameters = {"kv": "false"} if given["no_kv"] else None
@@ -126,7 +128,7 @@ def export(remote: RemoteServer, given: Answer) -> Answer:
 
 
 def import_(remote: RemoteServer, given: Answer) -> Answer:
-    """See the verb."""
+    """See the verb. Raises UsageError."""
     parameters = None if given["id"] is None else {"id": given["id"]}
     try:
         with Path(given["file"]).open("rb") as file:
@@ -162,13 +164,13 @@ VERBS: dict[str, Callable[[RemoteServer, Answer], Answer]] = {
 # --- for people ---------------------------------------------------------------------------------------------
 
 
-def shown(answer: Answer) -> Iterable[str]:
+def show_answer(answer: Answer) -> Iterable[str]:
     """An answer as lines of text."""
     match answer.get("object"):
         case "list":
-            return listed(answer)
+            return list_answer(answer)
         case "session":
-            return described(answer)
+            return describe_session(answer)
         case "session.deleted":
             return [f"{answer['id']} is deleted"]
         case "session.cancelled":
@@ -179,7 +181,7 @@ def shown(answer: Answer) -> Iterable[str]:
             return [str(choice["message"]["content"]) for choice in answer["choices"]]
 
 
-def listed(answer: Answer) -> Iterable[str]:
+def list_answer(answer: Answer) -> Iterable[str]:
     """A list as a table, messages as text."""
     data = answer["data"]
     match data[0]["object"] if data else None:
@@ -195,16 +197,16 @@ def listed(answer: Answer) -> Iterable[str]:
             names = ("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason")
             return table(head, [(t["number"], moment(t["created_at"]), *(t[name] for name in names)) for t in data])
         case _:
-            return [f"[{m['index']}] {m['role']}: {m['content']}{called(m)}" for m in data]
+            return [f"[{m['index']}] {m['role']}: {m['content']}{list_calls(m)}" for m in data]
 
 
-def called(message: Answer) -> str:
+def list_calls(message: Answer) -> str:
     """The calls of a message, a line each."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     return "".join(f"\n    {function['name']}({function['arguments']})" for function in functions)
 
 
-def described(session: Answer) -> Iterable[str]:
+def describe_session(session: Answer) -> Iterable[str]:
     """A session, a line per fact."""
     facts: list[tuple[str, object]] = [
         ("session", session["id"]),

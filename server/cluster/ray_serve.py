@@ -24,7 +24,7 @@ from server.cluster import env_file
 from server.cluster.env_file import SECRETS
 from server.cluster.replica import Replica, longest_goodbye
 from server.config.cluster_options import ClusterConfig
-from server.config.command_line import configured, environment_variable
+from server.config.command_line import configure, environment_variable
 from server.config.serve_options import ServeConfig
 from server.config.usage_error import UsageError
 from server.log import data_dir
@@ -103,7 +103,7 @@ def with_file(config: ClusterConfig, given: Collection[str]) -> ClusterConfig:
     if twice := [environment_variable(ServeConfig, name) for name in there if name in given]:
         raise UsageError(f"--env-file: {twice[0]} is in the file and also in a flag or the environment: remove one")
     told = {name: getattr(config, name) for name in config.model_fields_set}
-    return configured(ClusterConfig, {**told, **there})
+    return configure(ClusterConfig, {**told, **there})
 
 
 def from_file(config: ClusterConfig) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from server.cluster import env_file
-from server.config.command_line import configured
+from server.config.command_line import configure
 from server.config.serve_options import ServeConfig
 from server.config.usage_error import UsageError
 from server.engine.engine import EngineFailed
@@ -58,8 +58,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raises Unhealthy where only a fresh replica helps: an engine that hangs. One that died is restarted by us."""
-        engine = None if self._instance is None else self._instance.engine
-        if engine is not None and engine.state() == "ready" and not engine.healthy:
+        if self._instance is not None and self._instance.hangs():
             raise Unhealthy("the engine hangs")
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -67,8 +66,8 @@ class Replica:
         await receive()
         async with AsyncExitStack() as stack:
             try:
-                instance = self._instance = await self._started(stack)
-                facts = await instance.loaded(stack)
+                instance = self._instance = await self._start(stack)
+                facts = await instance.wait_until_loaded(stack)
             except (EngineFailed, UsageError) as error:
                 say(str(error), logging.ERROR)
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
@@ -79,14 +78,14 @@ class Replica:
             await instance.drain()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _started(self, stack: AsyncExitStack) -> Instance:
+    async def _start(self, stack: AsyncExitStack) -> Instance:
         where = ""
         if self._env_file is not None:
             where = ", nor in its --env-file"
             os.environ.update(env_file.read(Path(self._env_file)))
         if missing := [name for name in self._needs if name not in os.environ]:
             raise UsageError(f"{missing[0]} is not in the environment of this node{where}")
-        config = configured(ServeConfig, {**self._settings})
+        config = configure(ServeConfig, {**self._settings})
         log_context.configure(config.log_format, config.log_level)
         quiet()
         with ExitStack() as folders:

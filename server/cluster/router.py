@@ -18,14 +18,14 @@ class SessionRouter(ConsistentHashRouter):
 
     def _routing_key(self, pending_request: Any) -> str | None:
         if pending_request is not None and not pending_request.metadata.session_id:
-            named = named_by(pending_request)
+            named = session_or_conversation(pending_request)
             if named is not None:
                 return named
         key: str | None = super()._routing_key(pending_request)
         return key
 
 
-def named_by(pending_request: Any) -> str | None:
+def session_or_conversation(pending_request: Any) -> str | None:
     """The session in the URL of a request, else the conversation in its headers. Its head was pickled by Ray's proxy a
     moment ago, in this process.
     """

@@ -62,20 +62,26 @@ Command = ServeConfig | ChatConfig | ConnectConfig | KeysConfig | SessionsComman
 
 def parse(arguments: Sequence[str]) -> Command:
     """What was asked for, with its configuration. Raises UsageError; ``--help`` and ``--version`` exit."""
-    ours, behind = _divided(list(arguments))
+    ours, behind = _split_arguments(list(arguments))
     given = vars(_parser().parse_args(ours))
     if fault := misspelt(os.environ, _variables()):
         raise UsageError(fault)
     config, _ = COMMANDS[given.pop("command")]
+    if isinstance(named := given.get("model"), list):
+        if not named:
+            del given["model"]
+        else:
+            given["model"] = named[0]
+            given["also"] = [*named[1:], *given.get("also", [])]
     verb = given.pop("verb", None)
     if verb is None:
         if behind:
             given["serve_flags"] = behind
-        parsed = configured(config, given)
+        parsed = configure(config, given)
         assert isinstance(parsed, ServeConfig | ChatConfig | ConnectConfig | KeysConfig | BenchConfig)
         return parsed
     settings = {name: given.pop(name) for name in config.model_fields if name in given}
-    parsed = configured(config, settings)
+    parsed = configure(config, settings)
     assert isinstance(parsed, ClientConfig)
     return SessionsCommand(parsed, verb, given)
 
@@ -89,7 +95,7 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """What stands before and behind ``--``, where that is for another command."""
     if arguments[:1] != ["bench"] or "--" not in arguments:
         return arguments, []
@@ -97,7 +103,7 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def configured(config: type[Settings], given: dict[str, Any]) -> Settings:
+def configure(config: type[Settings], given: dict[str, Any]) -> Settings:
     """``config`` over the fields ``given``; the others come from the environment. Raises UsageError."""
     try:
         return config(**given)
@@ -161,7 +167,9 @@ def _add_fields(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> 
             groups[title] = parser.add_argument_group(title)
         _add(groups[title], config, name)
     extras: list[Any] = [field.json_schema_extra or {} for field in config.model_fields.values()]
-    positionals = "".join(f" [{extra['metavar']}]" for extra in extras if extra.get("positional"))
+    positionals = "".join(
+        f" [{extra['metavar']}]" + "..." * bool(extra.get("several")) for extra in extras if extra.get("positional")
+    )
     behind = "".join(f" [{extra['metavar']}]" for extra in extras if extra.get("behind"))
     parser.usage = f"{parser.prog} [OPTIONS]{positionals}{behind}"
 
@@ -203,7 +211,7 @@ def _add(parser: argparse._ActionsContainer, config: type[BaseSettings], name: s
     if typing.get_origin(field.annotation) in (dict, list) and not extra.get("commas"):
         options["action"] = "append"
     if extra.get("positional"):
-        parser.add_argument(name, nargs="?", **options)
+        parser.add_argument(name, nargs="*" if extra.get("several") else "?", **options)
     else:
         parser.add_argument(flag(name, field), dest=name, **options)
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.config.option_types import Count
+from server.config.option_types import Count, Memory, Names
 
 
 class KeysConfig(BaseSettings):
@@ -39,6 +39,11 @@ class KeysConfig(BaseSettings):
         description="the file of `warmturn serve --key-file`",
         json_schema_extra={"metavar": "FILE", "default": "none"},
     )
+    key_models: Names = Field(
+        default=[],
+        description="with add: a model that the key may use, repeatable (environment: a comma list)",
+        json_schema_extra={"metavar": "MODEL", "default": "all", "flag": "--model"},
+    )
     requests_per_minute: Count | None = Field(
         default=None,
         description="with add: how many turns the key may ask for",
@@ -48,4 +53,15 @@ class KeysConfig(BaseSettings):
         default=None,
         description="with add: how many tokens may be computed for the key; reused ones do not count",
         json_schema_extra={"metavar": "N", "default": "no limit"},
+    )
+    max_sessions: int | None = Field(
+        default=None,
+        ge=0,
+        description="with add: how many sessions the tenant may have for this key to begin another",
+        json_schema_extra={"metavar": "N", "default": "no limit"},
+    )
+    max_bytes: Memory | None = Field(
+        default=None,
+        description="with add: how many bytes of sessions, media and files the tenant may have for this key to add any",
+        json_schema_extra={"metavar": "BYTES", "default": "no limit"},
     )

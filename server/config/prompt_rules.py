@@ -14,7 +14,9 @@ PROMPT_RULES = (BILLING_LINE, SYSTEM_IN_PLACE, MESSAGES_JOINED, REASONING_KEPT, 
 
 
 def parse_prompt_rules(given: object) -> object:
-    """Names of rules, from ``all``, ``none``, a comma list or a list, in the order of ``PROMPT_RULES``."""
+    """Names of rules, from ``all``, ``none``, a comma list or a list, in the order of ``PROMPT_RULES``.
+    Raises ValueError.
+    """
     entries = given.split(",") if isinstance(given, str) else given
     if not isinstance(entries, (list, tuple)):
         raise ValueError("expected all, none, or names of rules")

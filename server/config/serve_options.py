@@ -5,7 +5,6 @@ The command line (``server.config.command_line``), the environment and ``--help`
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -14,15 +13,28 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from scheduler.engine_config import EngineConfig
-from server.config.option_types import ApiKeys, Count, Hosts, Memory, Names, Origins, PromptRules
+from scheduler.engine_config import AdapterSource, EngineConfig
+from server.config.option_types import (
+    Adapters,
+    ApiKeys,
+    Count,
+    Folder,
+    GenerationSource,
+    Hosts,
+    JsonFile,
+    Memory,
+    Names,
+    Origins,
+    PromptRules,
+    Seconds,
+    StorageUrl,
+)
 from server.config.prompt_rules import PROMPT_RULES
 from server.config.usage_error import UsageError
 
 DEMO = "demo"  # the name of the bundled model, on the command line and in requests
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
 
-REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
 PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
 
 
@@ -42,8 +54,34 @@ class ServeConfig(BaseSettings):
     model: str = Field(
         default=DEMO,
         min_length=1,
-        description="hub id or folder of a causal model; demo: the bundled one",
-        json_schema_extra={"metavar": "MODEL", "positional": True},
+        description="hub id or folder of a causal model, several for several models; demo: the bundled one",
+        json_schema_extra={"metavar": "MODEL", "positional": True, "several": True},
+    )
+    also: Names = Field(
+        default=[],
+        description="a further model behind the same port, repeatable (environment: a comma list); the same as a "
+        "second MODEL",
+        json_schema_extra={"metavar": "MODEL", "default": "none"},
+    )
+    models: Path | None = Field(
+        default=None,
+        description="a folder of models, or a TOML file of models with options of their own (docs/models.md)",
+        json_schema_extra={"metavar": "PATH", "default": "none"},
+    )
+    max_models: Count | None = Field(
+        default=None,
+        description="models that are loaded at once; for another one the least recently used is unloaded",
+        json_schema_extra={"metavar": "N", "default": "all, at most 4"},
+    )
+    models_memory: Memory | None = Field(
+        default=None,
+        description="memory of all loaded models together, weights and KV, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "nine tenths of the RAM; on a GPU what is free"},
+    )
+    idle_unload: Seconds = Field(
+        default=0.0,
+        description="unload a model that is idle for so long (90, 10m, 2h); its KV goes to disk; 0: never",
+        json_schema_extra={"metavar": "TIME", "default": "0"},
     )
     host: str = Field(
         default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: all IPv4 interfaces"
@@ -85,12 +123,27 @@ class ServeConfig(BaseSettings):
         description="another name of the model in the API, repeatable (environment: a comma list)",
         json_schema_extra={"metavar": "NAME", "default": "none"},
     )
+    adapter: Adapters = Field(
+        default={},
+        description="a LoRA adapter of MODEL, in a folder as peft saves it, under a name of its own for requests, "
+        "repeatable (environment: a comma list)",
+        json_schema_extra={"metavar": "NAME=PATH", "default": "none"},
+    )
+    adapter_folder: Folder | None = Field(
+        default=None,
+        description="folder below which POST /v1/load_lora_adapter may load adapters; none: it loads none",
+        json_schema_extra={"metavar": "DIR", "default": "none"},
+    )
     model_names: Literal["any", "served"] = Field(
         default="any",
         description="which names requests may use for the model: any; served: its own and its aliases, others get 404",
     )
     ollama: Literal["on", "off"] = Field(
         default="on", description="serve Ollama's API (/api/chat and others) too, for clients that speak no other"
+    )
+    sharing: Literal["on", "off"] = Field(
+        default="off",
+        description="whether read-only links to sessions can be made, which need no key (docs/sharing.md)",
     )
     max_context: Count | None = Field(
         default=None,
@@ -167,12 +220,18 @@ class ServeConfig(BaseSettings):
         "* allows every page: without keys, any page in a browser that reaches the port",
         json_schema_extra={"metavar": "ORIGIN", "default": "none"},
     )
+    media_domains: Hosts = Field(
+        default=[],
+        description="a host from which pictures are fetched by URL, repeatable (environment: a comma "
+        "list); none: pictures are taken in requests only (data: URLs)",
+        json_schema_extra={"metavar": "NAME", "default": "none"},
+    )
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",
         description="unknown fields of requests: refuse: answer 400 with the field's name; "
         "ignore: leave them out and list them in the receipt",
     )
-    response_template: Path | None = Field(
+    response_template: JsonFile | None = Field(
         default=None,
         description="how replies write reasoning, content and tool calls: a response template of transformers, as JSON",
         json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
@@ -183,7 +242,7 @@ class ServeConfig(BaseSettings):
         f"{', '.join(PROMPT_RULES)}",
         json_schema_extra={"metavar": "RULES", "default": "all"},
     )
-    generation_config: str = Field(
+    generation_config: GenerationSource = Field(
         default="model",
         min_length=1,
         description="defaults of sampling parameters and stop strings: model: the model's generation config; "
@@ -220,7 +279,7 @@ class ServeConfig(BaseSettings):
         description="free space that KV leaves on that disk, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "5 % of the disk, at most 5 GiB"},
     )
-    remote: str | None = Field(
+    remote: StorageUrl | None = Field(
         default=None,
         repr=False,  # so may this
         description="remote KV cache, as an fsspec URL: s3://bucket/folder, gs://..., file:///shared/folder",
@@ -231,6 +290,7 @@ class ServeConfig(BaseSettings):
         description="size of the remote KV cache, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "no limit"},
     )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(default="auto", description="KV in memory, exact or in 8 bits")
     kv_at_rest: Literal["exact", "int8", "fp8"] = Field(
         default="exact",
         description="how KV is written to disk: exact, or rounded to half its size or less",
@@ -278,37 +338,15 @@ class ServeConfig(BaseSettings):
             raise ValueError("there is no such file" if folder.suffix == ".gguf" else "there is no such folder")
         return model
 
-    @field_validator("response_template")
-    @classmethod
-    def _response_template_is_json(cls, path: Path | None) -> Path | None:
-        try:
-            if path is not None:
-                json.loads(path.expanduser().read_text())
-        except (OSError, ValueError, RecursionError):
-            raise ValueError("a JSON file is needed") from None
-        return path
-
-    @field_validator("generation_config")
-    @classmethod
-    def _generation_config_is_there(cls, chosen: str) -> str:
-        if chosen in ("model", "openai"):
-            return chosen
-        path = Path(chosen).expanduser()
-        if not path.exists():
-            raise ValueError("model, openai or a JSON file is needed")
-        return str(path.resolve())  # the engine runs elsewhere
-
-    @field_validator("remote")
-    @classmethod
-    def _remote_is_a_url(cls, remote: str | None) -> str | None:
-        if remote is not None and not REMOTE.fullmatch(remote):
-            raise ValueError("an fsspec URL is needed: PROTOCOL://...")
-        return remote
-
     @property
     def source(self) -> str:
         """What the model and its tokenizer are loaded from: a hub id or an absolute folder."""
         return str(DEMO_FOLDER) if self.model == DEMO else self.model
+
+    @property
+    def copies_kv(self) -> bool:
+        """Whether a tier beyond the data dir has copies of KV files."""
+        return self.remote is not None
 
     @property
     def has_keys(self) -> bool:
@@ -322,9 +360,10 @@ class ServeConfig(BaseSettings):
             return self.served_model_name
         return Path(self.model).name if os.path.isabs(self.model) else self.model
 
-    def engine_config(self) -> EngineConfig:
-        """What the engine process is started with; its address is filled in at every start. Raises UsageError for
-        options that exclude each other.
+    def engine_config(self, share: float = 1.0, models: int = 1) -> EngineConfig:
+        """What the engine process is started with; its address is filled in at every start. ``share``: part of the
+        machine's memory that a KV cache of no given size takes its own from; ``models``: that share the disk space.
+        Raises UsageError for options that exclude each other.
         """
         if self.draft_model is not None and self.speculate == "off":
             raise UsageError("--draft-model: it drafts with --speculate auto only")
@@ -335,19 +374,22 @@ class ServeConfig(BaseSettings):
             device=self.device,
             dtype=self.dtype,
             weights=self.weights,
+            kv_dtype=self.kv_dtype,
             max_context=self.max_context,
             kv_memory=None if self.kv_memory is None else int(self.kv_memory),
             host_memory=None if self.host_memory is None else int(self.host_memory),
+            memory_share=share,
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             max_queued=self.max_queued,
             verdicts=str(self.data_dir / "verdicts"),
             kv_folder=str(self.data_dir / "kv"),
-            disk_space=None if self.disk_space is None else int(self.disk_space),
+            disk_space=None if self.disk_space is None else int(self.disk_space) // models,
             disk_floor=None if self.disk_floor is None else int(self.disk_floor),
             remote=self.remote,
             remote_space=None if self.remote_space is None else int(self.remote_space),
             kv_at_rest=self.kv_at_rest,
+            adapters=tuple(AdapterSource(name, folder) for name, folder in self.adapter.items()),
             tenant_share=self.tenant_share,
             tensor_parallel=self.tensor_parallel,
             speculate=self.speculate,

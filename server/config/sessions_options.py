@@ -45,7 +45,7 @@ class Argument:
 
 
 def seconds_or_none(text: str) -> int | None:
-    """A whole number, or nothing for "none"."""
+    """A whole number, or nothing for "none". Raises ArgumentTypeError."""
     if text == "none":
         return None
     try:

@@ -17,7 +17,7 @@ from server.constraints.json_schema import (
     parts,
     target,
 )
-from server.constraints.patterns import bridged, looks_around
+from server.constraints.patterns import bridge_surrogates, looks_around, split_conjunction
 
 # Formats of numbers (OpenAPI's registry) as bounds.
 INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
@@ -50,32 +50,35 @@ def enforceable(schema: object) -> Schema:
     return made
 
 
-def prepared(schema: object) -> Schema:
+def prepare(schema: object) -> Schema:
     """``enforceable``, then checked: every keyword can be enforced. Raises ValueError that names what cannot be."""
     made = enforceable(schema)
     check_schema(made)
     return made
 
 
-def lenient(schema: object, *, patterns: bool = True) -> Schema:
-    """The schema without what cannot be enforced, or without any ``patterns``. It admits all that ``schema`` does, and
-    more. Raises as ``enforceable``."""
+def lenient(schema: object, *, patterns: bool = True) -> tuple[Schema, list[str]]:
+    """The schema without what cannot be enforced, or without any ``patterns``, and the keywords that are left out, each
+    as often as it is. It admits all that ``schema`` does, and more. Raises as ``enforceable``."""
     made = enforceable(schema)
+    left: list[str] = []
     for node in nodes(made):
-        for key in [*UNSUPPORTED, "nullable", "$id" if node is not made else ""]:
-            node.pop(key, None)
+        unknown = [*UNSUPPORTED, "nullable", "minProperties", "maxProperties"]
+        if node is not made:
+            unknown.append("$id")
         if node.get("format") not in FORMATS:
-            node.pop("format", None)
+            unknown.append("format")
         if not patterns or (isinstance(node.get("pattern"), str) and looks_around(node["pattern"])):
-            node.pop("pattern", None)
-        for key in COUNTS:
-            if isinstance(node.get(key), int | float) and node[key] > MAX_COUNT:
+            unknown.append("pattern")
+        unknown += [key for key in COUNTS if isinstance(node.get(key), int | float) and node[key] > MAX_COUNT]
+        for key in dict.fromkeys(unknown):
+            if key in node:
                 del node[key]
-        for key in ("minProperties", "maxProperties"):
-            node.pop(key, None)
+                left.append(key)
         if isinstance(node.get("oneOf"), list) and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
-    return made
+            left.append("oneOf")
+    return made, left
 
 
 def nodes(schema: Schema) -> list[Schema]:
@@ -129,7 +132,7 @@ def of_format(node: Schema, root: Schema) -> None:
 
 def of_names(node: Schema, root: Schema) -> None:
     """``propertyNames``: the names that it lists as properties, a pattern as one of ``patternProperties``."""
-    names = followed(node.get("propertyNames"), root)
+    names = follow_reference(node.get("propertyNames"), root)
     if names is True or (isinstance(names, dict) and not set(names) - {"type", "title", "description"}):
         del node["propertyNames"]  # any name is a string
         return
@@ -155,7 +158,7 @@ def of_items(node: Schema, root: Schema) -> None:
     unique = node.get("uniqueItems")
     if unique is False or (unique is True and number(node, "maxItems", MAX_COUNT) <= 1):
         del node["uniqueItems"]
-    items = followed(node.get("items"), root)
+    items = follow_reference(node.get("items"), root)
     listed = items.get("enum") if isinstance(items, dict) and not set(items) - LISTS else None
     if unique is not True or not isinstance(listed, list) or len(listed) > MOST_LISTED or set(node) & COMBINED:
         return
@@ -175,14 +178,20 @@ def of_items(node: Schema, root: Schema) -> None:
 
 
 def of_patterns(node: Schema, root: Schema) -> None:
-    """Classes beside the surrogates."""
+    """Classes beside the surrogates; look-aheads at the beginning, as patterns that hold together."""
     if isinstance(node.get("pattern"), str):
-        node["pattern"] = bridged(node["pattern"])
+        node["pattern"] = bridge_surrogates(node["pattern"])
+        first, *ahead = split_conjunction(node["pattern"])
+        if ahead and isinstance(node.get("allOf", []), list):
+            node["pattern"] = first
+            node["allOf"] = [*node.get("allOf", []), *({"pattern": each} for each in ahead)]
     if isinstance(node.get("patternProperties"), dict):
-        node["patternProperties"] = {bridged(name): value for name, value in node["patternProperties"].items()}
+        node["patternProperties"] = {
+            bridge_surrogates(name): value for name, value in node["patternProperties"].items()
+        }
 
 
-def followed(schema: object, root: Schema) -> object:
+def follow_reference(schema: object, root: Schema) -> object:
     """A schema, or the target of its ``$ref``. Raises ValueError for a reference without a target."""
     for _ in range(MOST_STEPS):
         if not isinstance(schema, dict) or "$ref" not in schema or set(schema) - {"$ref", "title", "description"}:
@@ -195,7 +204,7 @@ def pattern_of(names: Schema) -> str | None:
     """What ``pattern`` says, or ``minLength`` and ``maxLength``; None for more than that."""
     said = set(names) - {"type", "title", "description"}
     if said == {"pattern"} and isinstance(names["pattern"], str):
-        return bridged(names["pattern"])
+        return bridge_surrogates(names["pattern"])
     least, most = number(names, "minLength", 0), number(names, "maxLength", -1)
     if said <= {"minLength", "maxLength"}:
         return rf"^(?s:.){{{least},{most if most >= 0 else ''}}}$"

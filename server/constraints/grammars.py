@@ -16,13 +16,10 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
-from scheduler.protocol import GRAMMAR_LIMITS, GRAMMAR_STACK
-from server.constraints.enforceable import prepared
-from server.constraints.json_schema import closed
-from server.constraints.patterns import bridged, check_pattern, doubtful, with_literals
+from scheduler.grammar_limits import GRAMMAR_LIMITS, GRAMMAR_STACK
+from server.constraints.enforceable import prepare
+from server.constraints.json_schema import close_schema
+from server.constraints.patterns import bridge_surrogates, check_pattern, doubtful, with_literals
 from server.workers import Workers, WorkTimedOut
 
 MAX_LARK = 20_000  # characters
@@ -40,30 +37,41 @@ WHITESPACE = r"\x20|\x0A[\x20\x09]{0,40}"
 HEAD = '%llguidance {"no_forcing": true}\n'
 
 
+def llguidance() -> Any:
+    """The library, imported with the first grammar: most servers never have one, and it takes 5 MB."""
+    import llguidance
+
+    return llguidance
+
+
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """JSON that is valid under ``schema`` (parsed JSON), with its properties in their order."""
-    return LLMatcher.grammar_from_json_schema(quoted(laid_out(prepared(schema))))
-
-
-def json_object_grammar() -> str:
-    """Any JSON object."""
-    return json_schema_grammar({"type": "object"})
+    return str(llguidance().LLMatcher.grammar_from_json_schema(quote(set_layout(prepare(schema)))))
 
 
 def regex_grammar(pattern: str) -> str:
     """Text that matches ``pattern`` as a whole (the syntax of Rust's regex, without look-around)."""
     check_pattern(pattern)
-    rule: str = json.loads(LLMatcher.grammar_from_regex(bridged(pattern)))["grammars"][0]["lark_grammar"]
+    rule: str = json.loads(llguidance().LLMatcher.grammar_from_regex(bridge_surrogates(pattern)))["grammars"][0][
+        "lark_grammar"
+    ]
     return HEAD + rule
 
 
+def is_named(text: str, special: bool) -> bool:
+    """Whether a grammar has to name an added token by its id: llguidance takes tokens in angle brackets for special
+    ones, whatever the tokenizer says, and special ones match no text.
+    """
+    return special or (text.startswith("<") and text.endswith(">"))
+
+
 def choice_grammar(choices: Sequence[str]) -> str:
-    """One of these texts."""
+    """One of these texts. Raises ValueError."""
     if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
         raise ValueError(f"must have 1 to {MAX_CHOICES} strings that are not empty")
     if sum(map(len, choices)) > MAX_CHOICE_CHARS:
         raise ValueError(f"can have at most {MAX_CHOICE_CHARS} characters in all")
-    return HEAD + "start: CHOICE\nCHOICE: " + " | ".join(quoted(choice) for choice in dict.fromkeys(choices))
+    return HEAD + "start: CHOICE\nCHOICE: " + " | ".join(quote(choice) for choice in dict.fromkeys(choices))
 
 
 _TIMES = re.compile(r"[{~,.]\s*([0-9]+)(?=[},\s.]|\Z)")
@@ -74,7 +82,7 @@ _GBNF = re.compile(r"^[ \t]*[A-Za-z][A-Za-z0-9_-]*[ \t]*::=", re.MULTILINE)  # h
 
 def lark_grammar(text: str) -> str:
     """A grammar in llguidance's variant of Lark, or in llama.cpp's GBNF. Its schemas (``%json``) are bounded like any
-    other."""
+    other. Raises ValueError for what no grammar is, or one that is too large."""
     if len(text) > MAX_LARK:
         raise ValueError(f"can have at most {MAX_LARK} characters")
     if _GBNF.search(text):
@@ -91,13 +99,13 @@ def lark_grammar(text: str) -> str:
             schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             raise ValueError("must have plain JSON after %json") from None
-        enforced = prepared(schema)
+        enforced = prepare(schema)
         rules = rules.replace(text[found.start() : end], "")
         if enforced != schema:
-            made = made.replace(text[found.start() : end], f"%json {quoted(enforced)}")
+            made = made.replace(text[found.start() : end], f"%json {quote(enforced)}")
     if rules.count(":") > MAX_RULES:
         raise ValueError(f"can have at most {MAX_RULES} rules")
-    return HEAD + with_literals(made, bridged)
+    return HEAD + with_literals(made, bridge_surrogates)
 
 
 class EmptyGrammar(ValueError):
@@ -105,7 +113,9 @@ class EmptyGrammar(ValueError):
 
 
 def from_gbnf(text: str) -> str:
-    """A grammar of llama.cpp's as Lark."""
+    """A grammar of llama.cpp's as Lark. Raises ValueError."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     try:
         return str(gbnf_to_lark(text)).removeprefix("%llguidance {}")
     except Exception:  # it is for a command line: IndexError, RecursionError and errors of its own, in their words
@@ -120,7 +130,6 @@ class GrammarCheck:
 
     def __init__(self, special: Collection[str] = ()) -> None:
         self._special = special
-        self._limits = LLParserLimits(precompute_large_lexemes=False, verbose_errors=False, **GRAMMAR_LIMITS)
         self._valid: OrderedDict[bytes, None] = OrderedDict()
         self._lock = Lock()
 
@@ -144,9 +153,9 @@ class GrammarCheck:
 
     def _begin(self, grammar: str) -> None:
         """Raises ValueError where it does not compile or, as ``EmptyGrammar``, where no text begins as it wants."""
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = llguidance().LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise ValueError(_told(matcher.get_error()))
+            raise ValueError(_describe_error(matcher.get_error()))
         matcher.compute_bitmask()
         if matcher.is_error():
             raise (
@@ -180,8 +189,13 @@ class GrammarCheck:
         return Workers(THREADS, THREADS, PATIENCE, GRAMMAR_STACK)
 
     @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        return LLTokenizer(TokenizerWrapper(_Bytes(self._special)))
+    def _limits(self) -> Any:
+        return llguidance().LLParserLimits(precompute_large_lexemes=False, verbose_errors=False, **GRAMMAR_LIMITS)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        library = llguidance()
+        return library.LLTokenizer(library.TokenizerWrapper(_Bytes(self._special)))
 
 
 class _Bytes:
@@ -219,7 +233,7 @@ SENTENCES = {
 _PLACE = re.compile(r"at (\d{1,6})\((\d{1,6})\)|\A(\d{1,6})\((\d{1,6})\)")
 
 
-def _told(error: str) -> str:
+def _describe_error(error: str) -> str:
     sentence = next((told for sign, told in SENTENCES.items() if sign in error), None)
     if sentence is not None:
         return sentence
@@ -230,19 +244,19 @@ def _told(error: str) -> str:
     return f"is not understood: line {int(place[1] or place[3]) - 1}, column {place[2] or place[4]}"
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """As JSON, which is also how Lark writes strings: only printable ASCII."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
+def set_layout(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema with how its JSON may be laid out, and no more properties than it names, where it leaves that open."""
-    return {**closed({**schema}), "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return {**close_schema({**schema}), "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 def argument_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object whatever it says."""
-    return prepared({"type": "object", **(parameters or {})})
+    return prepare({"type": "object", **(parameters or {})})
 
 
 def atoms(delimiter: str, special: Mapping[str, int]) -> list[str]:
@@ -251,4 +265,4 @@ def atoms(delimiter: str, special: Mapping[str, int]) -> list[str]:
         return []
     names = sorted((name for name in special if name and name in delimiter), key=len, reverse=True)
     parts = re.split("(" + "|".join(map(re.escape, names)) + ")", delimiter) if names else [delimiter]
-    return [f"<[{special[part]}]>" if part in special else quoted(part) for part in parts if part]
+    return [f"<[{special[part]}]>" if part in special else quote(part) for part in parts if part]

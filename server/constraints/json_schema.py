@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from server.constraints.patterns import check_pattern
+from server.constraints.patterns import check_pattern, looks_around
 
 MAX_DEPTH = 64
 MAX_NODES = 10_000
@@ -60,7 +60,7 @@ def check_schema(schema: object) -> None:
     _check_cycles(edges)
 
 
-def closed(schema: Schema) -> Schema:
+def close_schema(schema: Schema) -> Schema:
     """The same schema with ``additionalProperties`` false where it is not set, so that a model does not invent
     properties: what is valid under it is valid under ``schema`` too. Nothing is closed where schemas are combined, as
     one may have to allow another one's properties.
@@ -69,7 +69,7 @@ def closed(schema: Schema) -> Schema:
     nodes = [made]
     for node in nodes:
         nodes += parts(node)
-        if "allOf" in node or ("properties" in node and any(key in node for key in (*IN_PLACE, "$ref"))):
+        if _combines(node) or ("properties" in node and any(key in node for key in (*IN_PLACE, "$ref"))):
             return schema
     for node in nodes:
         named, needed = node.get("properties"), node.get("required")
@@ -79,6 +79,11 @@ def closed(schema: Schema) -> Schema:
         if not others and "minProperties" not in node:
             node["additionalProperties"] = False
     return made
+
+
+def _combines(node: Schema) -> bool:
+    """Whether ``allOf`` has more than patterns."""
+    return any({*part} != {"pattern"} for part in _schemas(node.get("allOf")))
 
 
 class _Total:
@@ -91,7 +96,7 @@ class _Total:
         self.conjoined = False
 
     def add(self, node: Schema, *, root: bool) -> None:
-        """Check one schema on its own, and count what it has."""
+        """Check one schema on its own, and count what it has. Raises ValueError for what cannot be enforced."""
         _check_keywords(node, root)
         for key in ("enum", "examples"):
             self.values += len(node[key]) if isinstance(node.get(key), list) else 0
@@ -99,6 +104,11 @@ class _Total:
         for pattern in patterns:
             if isinstance(pattern, str):
                 check_pattern(pattern)
+                if looks_around(pattern):
+                    raise ValueError(
+                        "uses look-around or word boundaries in a pattern, which this server cannot enforce: "
+                        "it knows look-aheads at the beginning, behind ^"
+                    )
                 self.patterns.add(pattern)
         if isinstance(node.get("format"), str):
             self.patterns.add("format " + node["format"])
@@ -110,7 +120,7 @@ class _Total:
         self.conjoined |= "allOf" in node or len(combined) + bool(asserting) > 1
 
     def check(self) -> None:
-        """Refuse what is too much."""
+        """Raise ValueError if there is too much."""
         if self.values > MAX_ENUM:
             raise ValueError(f"can have at most {MAX_ENUM} values in all its enums")
         if self.conjoined and len(self.patterns) > MAX_CONJOINED:
@@ -223,7 +233,7 @@ def parts(node: Schema) -> Iterator[Schema]:
 
 
 def target(ref: object, root: Schema) -> object:
-    """What a ``$ref`` points at: a JSON pointer into the same schema."""
+    """What a ``$ref`` points at: a JSON pointer into the same schema. Raises ValueError."""
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         raise ValueError("can have $ref only as a JSON pointer into itself, as #/$defs/name")
     value: object = root

@@ -20,14 +20,16 @@ _BRIDGE = r"\x{D7FF}-\x{E000}"
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse a regular expression that is too long or repeats too much: {n,m} within {n,m} multiply."""
+    """Refuse a regular expression that is too long or repeats too much: {n,m} within {n,m} multiply.
+    Raises ValueError.
+    """
     if len(pattern) > MAX_PATTERN:
         raise ValueError(f"can have at most {MAX_PATTERN} characters in a regular expression")
     if _copies(pattern) > MAX_REPEATED:
         raise ValueError(f"repeats more than {MAX_REPEATED} copies in a regular expression")
 
 
-def bridged(pattern: str) -> str:
+def bridge_surrogates(pattern: str) -> str:
     """The same pattern, written for llguidance: where a class has U+D7FF and U+E000, the range of both is added.
     Without it, llguidance sees the surrogates between as a gap, and ``[^...]`` would match these two characters.
     """
@@ -125,6 +127,94 @@ def doubtful(grammar: str) -> list[str]:
     """The patterns of a Lark grammar that may match no text, as written there."""
     literals = dict.fromkeys(found[1] for found in _LARK.finditer(grammar) if found[1] is not None)
     return [literal for literal in literals if _SUBTRACTS.search(literal)]
+
+
+def split_conjunction(pattern: str) -> list[str]:
+    """The patterns that together say what one says that begins with ``^`` and look-aheads, as ``^(?=.*x)[a-z]+$``; that
+    pattern alone where it does not, or where they cannot be told apart. Of negative look-aheads those are known that
+    forbid a text of one class only, as ``(?!^[-+.]*$)``, or to begin with words, as ``(?!con|nul$)``.
+    """
+    if not pattern.startswith("^"):
+        return [pattern]
+    found, rest = [], pattern[1:]
+    while rest.startswith(("(?=", "(?!")):
+        end = _group_end(rest)
+        if end == len(rest):
+            return [pattern]
+        inner = rest[3:end]
+        ahead = [f"^(?:{inner})"] if rest[2] == "=" else _forbid(inner)
+        if not ahead or looks_around(inner):
+            return [pattern]
+        found += ahead
+        rest = rest[end + 1 :]
+    return [f"^{rest}", *found] if found and not _has_alternatives(rest) and not _REPEATED.match(rest) else [pattern]
+
+
+_LITERAL = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^0-9A-Za-z])+\Z", re.DOTALL)  # characters, escaped or plain
+_TOKEN = re.compile(rf"\\.|{_CLASS.pattern}|.", re.DOTALL)
+_REPEATED = re.compile(r"[*+?{]")
+_ONE_CLASS = re.compile(r"\^?(\[\^?(?:\\.|[^\]\[\\&~])+\]|\\[sSdDwW])\*\$\Z", re.DOTALL)
+
+
+def _group_end(pattern: str) -> int:
+    """Where the group ends that begins the pattern; its length if nowhere."""
+    depth = 0
+    for token in _TOKEN.finditer(pattern):
+        depth += (token[0] == "(") - (token[0] == ")")
+        if depth == 0:
+            return token.start()
+    return len(pattern)
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether it is alternatives, outside of all groups."""
+    depth = 0
+    for token in _TOKEN.finditer(pattern):
+        depth += (token[0] == "(") - (token[0] == ")")
+        if depth == 0 and token[0] == "|":
+            return True
+    return False
+
+
+def _forbid(inner: str) -> list[str]:
+    """Patterns that hold together for the texts at whose beginning ``inner`` does not match; none for an ``inner`` that
+    is neither one class, repeated up to the end, nor words.
+    """
+    if (found := _ONE_CLASS.match(inner)) is not None:
+        return [] if "--" in found[1] else [_any_other(found[1])]
+    words = [_word(word) for word in inner.removeprefix("^").split("|")]
+    return [_not_begun(*word) for word in words if word is not None] if None not in words else []
+
+
+def _any_other(atom: str) -> str:
+    """A pattern for texts that have a character beside the class ``atom``."""
+    if atom.startswith("\\"):
+        return "\\" + atom[1].swapcase()
+    return f"[{atom[2:]}" if atom.startswith("[^") else f"[^{atom[1:]}"
+
+
+def _word(pattern: str) -> tuple[str, bool] | None:
+    """The one text that a pattern matches, and whether the text has to end there; None if there is not one."""
+    ends = pattern.endswith("$") and not pattern.endswith("\\$")
+    pieces = _LITERAL.match(pattern.removesuffix("$") if ends else pattern)
+    return None if pieces is None else (re.sub(r"\\(.)", r"\1", pieces[0]), ends)
+
+
+def _not_begun(word: str, ends: bool) -> str:
+    """A pattern for the texts that do not begin with ``word``; or with ``ends``, that are not ``word``."""
+    shorter, other = [], []
+    for at, character in enumerate(word):
+        before = "".join(map(_number_character, word[:at]))
+        shorter.append(before)
+        other.append(f"{before}[^{_number_character(character)}]")
+    if ends:
+        other.append("".join(map(_number_character, word)) + "(?s:.)")
+    return f"^(?:(?:{'|'.join(other)})(?s:.)*|{'|'.join(shorter)})$"
+
+
+def _number_character(character: str) -> str:
+    """A character in a pattern, by its number."""
+    return rf"\x{{{ord(character):x}}}"
 
 
 def looks_around(pattern: str) -> bool:

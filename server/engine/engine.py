@@ -10,15 +10,29 @@ sessions. Nothing here depends on processes or sockets.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
+from scheduler.adapter_messages import AdapterLoaded
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Delta, Exported, Imported, Inspected, Receipt, Stats, Submit, Warm
+from scheduler.pooling_messages import Pooled, PoolInput
+from scheduler.protocol import Delta, Expanded, Exported, Imported, Inspected, MediaItem, Stats, Submit, Warm
+from scheduler.speech_messages import Transcribe, Transcribed
+from scheduler.tokenizer_parts import TokenizerParts
+from scheduler.turn_receipt import Receipt
+from server.engine.news import News
 
 State = Literal["loading", "ready", "restarting", "stopping"]
+
+
+SHUTTING_DOWN = "The server is shutting down."
+WHY_NOT: dict[State, str] = {  # no turn can be submitted
+    "loading": "The model is still loading.",
+    "ready": "The engine is not taking requests right now.",
+    "restarting": "The engine is restarting.",
+    "stopping": SHUTTING_DOWN,
+}
 
 
 class EngineUnavailable(Exception):
@@ -69,7 +83,7 @@ class TurnStream(Protocol):
     """
 
     receipt: Receipt | None
-    news: asyncio.Event
+    news: News
     patience: int
     heard: Callable[[Delta], None]
     stopped: bool
@@ -95,12 +109,16 @@ class TurnStream(Protocol):
 class Engine(Protocol):
     """Runs turns. ``facts`` is None until the engine is ready, also while a new one loads after a crash.
 
-    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable if no engine is ready, or if it neither answers nor
-    makes progress for minutes, and EngineDied if it dies meanwhile. They still work while the server drains.
+    ``inspect``, ``expand``, ``export`` and ``import_`` raise EngineUnavailable if no engine is ready, or if it neither
+    answers nor makes progress for minutes, and EngineDied if it dies meanwhile. They still work while the server
+    drains.
     """
 
-    facts: ModelFacts | None
-    stats: Stats
+    @property
+    def facts(self) -> ModelFacts | None: ...
+
+    @property
+    def stats(self) -> Stats: ...
 
     @property
     def healthy(self) -> bool:
@@ -149,6 +167,20 @@ class Engine(Protocol):
     async def inspect(self, tenant: str, session: str) -> Inspected:
         """What each tier holds of a session; no tiers for a session that the engine does not know."""
 
+    async def expand(self, tenant: str, media: Sequence[MediaItem]) -> Expanded:
+        """By what pictures are replaced in prompts of this tenant. Raises what ``inspect`` raises."""
+
+    async def transcribe(self, window: Transcribe) -> Transcribed:
+        """What is said in a window of sound. Raises what ``inspect`` raises; it waits as long as the engine hears
+        others.
+        """
+
+    async def pool(self, tenant: str, inputs: Sequence[PoolInput], spare: bool = False) -> Pooled:
+        """The vectors of these inputs, of an engine whose model embeds or scores; ``spare``: others go first. Whoever
+        is cancelled meanwhile takes them out of its queue. Raises what ``submit`` and ``inspect`` raise, and
+        TurnRefused.
+        """
+
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet. Only KV that
         matches the timeline ``token_ids`` (int32) is written.
@@ -158,3 +190,40 @@ class Engine(Protocol):
         """Load the files of an export in ``folder`` (an absolute path) as the KV of a session. The engine has read them
         when it answers; the caller removes the folder.
         """
+
+
+class LoadableEngine(Engine, Protocol):
+    """An engine with its life: ``prepare``, ``start``, ``wait_ready``, and at the end ``stop``."""
+
+    @property
+    def in_hand(self) -> int:
+        """Turns that run, or have ended but whose answer is still being committed and written."""
+
+    def prepare(self) -> None:
+        """Start the process, which imports its modules and reads no file of the model or of KV until ``start``."""
+
+    async def start(self) -> None:
+        """Begin to load the model."""
+
+    async def wait_ready(self) -> ModelFacts:
+        """The facts of the first load. Raises EngineFailed when the model cannot be served."""
+
+    async def tokenizer(self) -> TokenizerParts | None:
+        """The tokenizer of the first load, as soon as it has been read; None if there is none to hand over."""
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
+        """Load the adapter in a folder (an absolute path) under a name, also in engines that come after a crash. Raises
+        what ``inspect`` raises.
+        """
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; turns that run with it go on."""
+
+    def drain(self) -> None:
+        """Refuse new turns; running turns and other calls go on."""
+
+    async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
+        """End every turn now, and the engine within about ``flush + grace`` seconds. Idempotent."""
+
+    def kill(self) -> None:
+        """End the engine at once."""

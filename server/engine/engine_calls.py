@@ -1,17 +1,35 @@
-"""Requests to the engine that wait for an answer: where the KV of a session is, its export, its import."""
+"""Requests to the engine that wait for an answer: where the KV of a session is, its export, its import; what stands for
+pictures; what is said in a sound; embeddings and scores.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 from collections.abc import Callable
 from typing import TypeVar
 
-from scheduler.protocol import Answer, Export, Exported, Import, Imported, Inspect, Inspected
+from scheduler.adapter_messages import AdapterLoaded, LoadAdapter
+from scheduler.pooling_messages import Pool, Pooled
+from scheduler.protocol import (
+    Answer,
+    Expand,
+    Expanded,
+    Export,
+    Exported,
+    Import,
+    Imported,
+    Inspect,
+    Inspected,
+    Stats,
+)
+from scheduler.speech_messages import Transcribe, Transcribed
 from server.engine.engine import EngineDied, EngineUnavailable
 
-A = TypeVar("A", Inspected, Exported, Imported)
+A = TypeVar("A", Inspected, Exported, Imported, Expanded, AdapterLoaded, Transcribed, Pooled)
 
-Question = Inspect | Export | Import
+Question = Inspect | Export | Import | Expand | LoadAdapter | Transcribe | Pool
 
 PATIENCE = 120.0  # seconds without a sign of progress; a disk that syncs gigabytes gives none for long
 RETRY = 5  # seconds, told to a client whose question was
@@ -44,7 +62,7 @@ class EngineCalls:
         assert isinstance(answer, kind), f"a {type(question).__name__} was answered by a {type(answer).__name__}"
         return answer
 
-    def answered(self, answer: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Pass an answer to its waiting call, unless that has timed out."""
         future = self._open.get(answer.request)
         if future is not None and not future.done():
@@ -55,3 +73,14 @@ class EngineCalls:
         for future in self._open.values():
             if not future.done():
                 future.set_exception(EngineDied(message))
+
+
+def progress_of(stats: Stats, folder: str | None) -> object:
+    """Another value while the engine hears sounds or embeds, and while it reads or writes KV in ``folder``, also in the
+    middle of a large file.
+    """
+    free = None
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(folder).free
+    return stats.windows, stats.pooled, stats.disk_written, stats.disk_read, free

@@ -11,14 +11,13 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from scheduler.engine_config import EngineConfig
 from scheduler.protocol import FromEngine, Shutdown, ToEngine
 from server.daemon_thread import in_daemon_thread
+from server.engine.engine_socket import EngineSocket
 from server.engine.launcher import EngineLauncher
 
-SEND_LIMIT = 4096  # messages that may wait for an engine that does not read
 TERMINATE_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LAST_WORDS = 0.2  # seconds for what the process wrote before it ended
 
@@ -35,7 +34,7 @@ class EngineLink:
     closed.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], socket: EngineSocket) -> None:
         self._process = process
         self._socket = socket
         self._exited = in_daemon_thread(process.wait, "engine process")
@@ -43,15 +42,12 @@ class EngineLink:
 
     @classmethod
     def start(
-        cls, config: EngineConfig, launcher: EngineLauncher, context: zmq.asyncio.Context, output: int = 2
+        cls, config: EngineConfig, launcher: EngineLauncher, context: zmq.Context[zmq.Socket[bytes]], output: int = 2
     ) -> EngineLink:
         """Bind ``config.address``, then take a process of ``launcher``; a new one prints to the file descriptor
         ``output``. Raises OSError or zmq.ZMQError.
         """
-        socket = context.socket(zmq.PAIR)
-        socket.set_hwm(SEND_LIMIT)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(config.address)
+        socket = EngineSocket(context, config.address)
         try:
             process = launcher.launch(output)
         except BaseException:
@@ -77,7 +73,7 @@ class EngineLink:
 
     def send(self, message: ToEngine) -> None:
         """Send without waiting, in order. Raises LinkFull if the send queue is full; then nothing was sent."""
-        if not (self._flush() and self._try_send(_encoder.encode(message))):
+        if not (self._flush() and self._socket.send(_encoder.encode(message))):
             raise LinkFull
 
     def send_later(self, message: ToEngine) -> None:
@@ -87,16 +83,16 @@ class EngineLink:
 
     async def messages(self) -> AsyncGenerator[FromEngine]:
         """The engine's messages, until its process has ended and its last messages are read."""
+        self._exited.add_done_callback(lambda _: self._socket.wake())
         while True:
-            received = asyncio.ensure_future(self._socket.recv())
-            await asyncio.wait((received, self._exited), return_when=asyncio.FIRST_COMPLETED)
-            if not received.done():
-                await asyncio.wait((received,), timeout=LAST_WORDS)
-            if not received.done():
-                received.cancel()
+            while (data := self._socket.take()) is not None:
+                yield _decoder.decode(data)
+                self._flush()
+            try:
+                async with asyncio.timeout(LAST_WORDS if self._exited.done() else None):
+                    await self._socket.wait()
+            except TimeoutError:
                 return
-            yield _decoder.decode(received.result())
-            self._flush()
 
     def death(self) -> str:
         """How the process ended, in a few words; call it only after ``close``."""
@@ -109,9 +105,9 @@ class EngineLink:
         ``grace`` more seconds, and SIGKILL ``TERMINATE_GRACE`` later.
         """
         self.send_later(Shutdown(flush))
-        if not await self._ended(flush + grace):
+        if not await self._has_ended(flush + grace):
             self._signal(signal.SIGTERM)
-            if not await self._ended(TERMINATE_GRACE):
+            if not await self._has_ended(TERMINATE_GRACE):
                 self.kill()
                 await asyncio.shield(self._exited)
 
@@ -128,7 +124,7 @@ class EngineLink:
         self._socket.close()
         await asyncio.shield(self._exited)
 
-    async def _ended(self, seconds: float) -> bool:
+    async def _has_ended(self, seconds: float) -> bool:
         await asyncio.wait((self._exited,), timeout=seconds)
         return not self.alive
 
@@ -145,12 +141,6 @@ class EngineLink:
                 self._process.send_signal(number)
 
     def _flush(self) -> bool:
-        while self._unsent and self._try_send(self._unsent[0]):
+        while self._unsent and self._socket.send(self._unsent[0]):
             self._unsent.popleft()
         return not self._unsent
-
-    def _try_send(self, data: bytes) -> bool:
-        """One attempt; zmq.asyncio answers a non-blocking send with a future that is already done."""
-        sent = self._socket.send(data, flags=zmq.DONTWAIT)
-        assert isinstance(sent, asyncio.Future)
-        return not isinstance(sent.exception(), zmq.Again)

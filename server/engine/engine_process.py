@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import shutil
 import tempfile
 import time
@@ -14,13 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import zmq.asyncio
+import zmq
 
-from scheduler.engine_config import EngineConfig
+from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+from scheduler.engine_config import AdapterSource, EngineConfig
 from scheduler.model_facts import ModelFacts
+from scheduler.pooling_messages import Pooled, PoolInput
 from scheduler.protocol import (
     AwaitTools,
     Cancel,
+    Expand,
+    Expanded,
     Export,
     Exported,
     Forget,
@@ -31,6 +34,7 @@ from scheduler.protocol import (
     Inspect,
     Inspected,
     Loading,
+    MediaItem,
     ModelFailed,
     Pin,
     Ready,
@@ -41,20 +45,21 @@ from scheduler.protocol import (
     TokenizerRead,
     Warm,
 )
+from scheduler.speech_messages import Transcribe, Transcribed
 from scheduler.tokenizer_parts import TokenizerParts
-from server.engine.engine import EngineFailed, EngineUnavailable, State, TurnRefused
-from server.engine.engine_calls import A, EngineCalls, Question
+from server.engine.engine import SHUTTING_DOWN, WHY_NOT, EngineUnavailable, State, TurnRefused
+from server.engine.engine_calls import A, EngineCalls, Question, progress_of
 from server.engine.engine_link import EngineLink, LinkFull
 from server.engine.engine_turns import EngineTurns
-from server.engine.launcher import EngineLauncher
+from server.engine.launcher import EngineLauncher, backoff
 from server.engine.mailbox import Mailbox
+from server.engine.model_loading import ModelLoading
+from server.engine.pooling_calls import PoolingCalls
 from server.engine.waiting import RequestReading
 
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
-LONGEST_BACKOFF = 30.0
 LAST_NEWS = 1.0  # seconds for an engine that was told to end to say what has become of its turns
-SHUTTING_DOWN = "The server is shutting down."
 
 logger = logging.getLogger("warmturn.engine")
 
@@ -94,15 +99,12 @@ class EngineProcess:
         self._ending = False  # the process was told to end, or will not come any more
         self._turns = EngineTurns(config.max_queued, self._cancel)
         self._calls = EngineCalls()
+        self._pooling = PoolingCalls(self._cancel)
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._first_facts: asyncio.Future[ModelFacts] | None = None
-        self._tokenizer: asyncio.Future[TokenizerParts | None] | None = None  # of the first load
-        self._may_load = asyncio.Event()  # until then a process loads nothing
-        self._load_started = self._last_message = time.monotonic()
-        self._load_seconds = 1.0
+        self._loading = ModelLoading()
+        self._last_message = time.monotonic()
         self._folder: Path | None = None  # of the socket, until the engine is connected
-        self._failure: str | None = None  # why the engine of this generation could not serve, in its own words
 
     # --- Engine -------------------------------------------------------------------------------------------
 
@@ -119,12 +121,12 @@ class EngineProcess:
     def submit(self, request: Submit) -> Mailbox:
         """See ``Engine``."""
         if self._link is None or self.state() != "ready":
-            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+            raise EngineUnavailable(WHY_NOT[self.state()], self._loading.retry_after)
         assert request.turn not in self._turns, f"turn {request.turn} is running already"
         try:
             self._link.send(request)
         except LinkFull:
-            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+            raise EngineUnavailable(WHY_NOT["ready"], self._loading.retry_after) from None
         return self._turns.add(request)
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
@@ -167,6 +169,14 @@ class EngineProcess:
         """See ``Engine``."""
         return await self._ask(Inspect(uuid.uuid4().hex, tenant, session), Inspected)
 
+    async def expand(self, tenant: str, media: Sequence[MediaItem]) -> Expanded:
+        """See ``Engine``."""
+        return await self._ask(Expand(uuid.uuid4().hex, tenant, tuple(media)), Expanded)
+
+    async def transcribe(self, window: Transcribe) -> Transcribed:
+        """See ``Engine``."""
+        return await self._ask(window, Transcribed)
+
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """See ``Engine``."""
         return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder, token_ids), Exported)
@@ -175,23 +185,36 @@ class EngineProcess:
         """See ``Engine``."""
         return await self._ask(Import(uuid.uuid4().hex, tenant, session, folder), Imported)
 
+    async def pool(self, tenant: str, inputs: Sequence[PoolInput], spare: bool = False) -> Pooled:
+        """See ``Engine``."""
+        if self.state() != "ready":
+            raise EngineUnavailable(WHY_NOT[self.state()], self._loading.retry_after)
+        return await self._pooling.ask(tenant, inputs, spare, lambda question: self._ask(question, Pooled))
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
+        """See ``LoadableEngine``."""
+        answer = await self._ask(LoadAdapter(uuid.uuid4().hex, name, folder), AdapterLoaded)
+        if answer.facts is not None:
+            self._config = self._config.with_adapter(AdapterSource(name, folder, needed=False))
+        return answer
+
+    def unload_adapter(self, name: str) -> None:
+        """See ``LoadableEngine``."""
+        self._config = self._config.without_adapter(name)
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(UnloadAdapter(name))
+
     async def _ask(self, question: Question, kind: type[A]) -> A:
         link = self._link
         if link is None or self.facts is None or not link.alive or self._ending:
-            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+            raise EngineUnavailable(WHY_NOT[self.state()], self._loading.retry_after)
         try:
             return await self._calls.ask(question, kind, link.send, self._progress)
         except LinkFull:
-            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+            raise EngineUnavailable(WHY_NOT["ready"], self._loading.retry_after) from None
 
     def _progress(self) -> object:
-        """Another value while the engine reads or writes KV, also in the middle of a large file."""
-        folder = self._config.kv_folder
-        free = None
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                free = shutil.disk_usage(folder).free
-        return self.stats.disk_written, self.stats.disk_read, free
+        return progress_of(self.stats, self._config.kv_folder)
 
     @property
     def running(self) -> int:
@@ -200,8 +223,8 @@ class EngineProcess:
 
     @property
     def in_hand(self) -> int:
-        """Turns that run, or have ended but whose answer is still being committed and written."""
-        return self._turns.in_hand
+        """See ``LoadableEngine``; requests for embeddings and scores count as well."""
+        return self._turns.in_hand + len(self._pooling)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -210,26 +233,22 @@ class EngineProcess:
         file of the model or of KV until ``start``.
         """
         assert self._supervisor is None, "started twice"
-        self._first_facts = asyncio.get_running_loop().create_future()
-        self._tokenizer = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
-        self._supervisor.add_done_callback(self._unsupervised)
+        self._supervisor.add_done_callback(self._on_supervisor_end)
 
     async def start(self) -> None:
         """Begin to load the model, in the process that ``prepare`` has started, or in a new one."""
         if self._supervisor is None:
             self.prepare()
-        self._may_load.set()
+        self._loading.allow()
 
     async def wait_ready(self) -> ModelFacts:
         """The facts of the first load. Raises EngineFailed when the model cannot be served."""
-        assert self._first_facts is not None, "not started"
-        return await asyncio.shield(self._first_facts)
+        return await self._loading.facts()
 
     async def tokenizer(self) -> TokenizerParts | None:
         """The tokenizer of the first load, as soon as the engine has read it; None if it hands over none, or failed."""
-        assert self._tokenizer is not None, "not started"
-        return await asyncio.shield(self._tokenizer)
+        return await self._loading.tokenizer()
 
     def drain(self) -> None:
         """Refuse new turns; running turns and other calls go on."""
@@ -242,7 +261,7 @@ class EngineProcess:
         """
         self.drain()
         self._ending = True
-        self._may_load.set()  # the supervisor waits for nothing but the end of the process
+        self._loading.allow()  # the supervisor waits for nothing but the end of the process
         if self._link is not None:
             stopping = asyncio.create_task(self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0))))
             if self._turns:
@@ -265,48 +284,43 @@ class EngineProcess:
 
     async def _supervise(self) -> None:
         """One process after the other until told to stop, or until the very first one could not load."""
-        assert self._first_facts is not None
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         deaths = 0
         try:
             while True:
                 lived = await self._run(context)
-                if self._state == "stopping" or not self._first_facts.done():
+                if self._state == "stopping" or not self._loading.is_over:
                     return
                 self._state = "restarting"
                 deaths = 0 if lived > STABLE_LIFE else deaths + 1
-                await asyncio.sleep(_backoff(deaths))
+                await asyncio.sleep(backoff(deaths))
         finally:
             context.destroy(linger=0)
 
-    def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
+    def _on_supervisor_end(self, supervisor: asyncio.Task[None]) -> None:
         """No engine will come any more: whoever waits for one must hear it."""
         self._ending = True
         self._end_turns(SHUTTING_DOWN)
-        assert self._first_facts is not None
-        self._tokenizer_read(None)
-        if not self._first_facts.done():
-            self._first_facts.set_exception(EngineFailed(self._failure or "stopped before the model was loaded"))
-            self._first_facts.exception()  # nobody needs to wait for it
+        self._loading.end()
         if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
             logger.critical("the engine is no longer supervised", exc_info=error)
 
-    async def _run(self, context: zmq.asyncio.Context) -> float:
+    async def _run(self, context: zmq.Context[zmq.Socket[bytes]]) -> float:
         """One process from start to end; the seconds for which it served."""
-        self._failure = None
-        self._load_started = self._last_message = time.monotonic()
+        self._loading.begin()
+        self._last_message = time.monotonic()
         folder = self._folder = Path(tempfile.mkdtemp(prefix="warmturn-"))  # for this user only
         config = msgspec.structs.replace(self._config, address=f"ipc://{folder}/engine")
         try:
             link = self._link = EngineLink.start(config, self._launcher, context)
         except (OSError, zmq.ZMQError) as error:
-            self._failure = f"the engine process could not be started: {error.strerror}"
+            self._loading.failure = f"the engine process could not be started: {error.strerror}"
             shutil.rmtree(folder, ignore_errors=True)
             return 0.0
         ready_since: float | None = None
         try:
             link.configure(config)
-            await self._may_load.wait()
+            await self._loading.wait_allowed()
             if not self._ending:
                 link.load()
             async with contextlib.aclosing(link.messages()) as messages:
@@ -335,10 +349,11 @@ class EngineProcess:
         if self._state == "stopping":
             return self._end_turns(SHUTTING_DOWN)
         if loading:
-            self._failure = self._failure or f"the engine process ended while loading the model ({death})"
-        assert self._first_facts is not None
-        if self._first_facts.done():  # else whoever waits for it says so
-            logger.error("%s; restarting it", self._failure or f"the engine process ended ({death})")
+            self._loading.failure = (
+                self._loading.failure or f"the engine process ended while loading the model ({death})"
+            )
+        if self._loading.is_over:  # else whoever waits for it says so
+            logger.error("%s; restarting it", self._loading.failure or f"the engine process ended ({death})")
         return self._end_turns("The engine stopped while it ran this request; it is being restarted.")
 
     # --- messages -----------------------------------------------------------------------------------------
@@ -353,33 +368,25 @@ class EngineProcess:
             case Loading(stage):
                 self._on_loading(stage)
             case TokenizerRead(parts):
-                self._tokenizer_read(parts)
+                self._loading.set_tokenizer(parts)
             case Ready(facts):
                 self._ready(facts)
             case ModelFailed(text):
-                self._failure = text
+                self._loading.failure = text
             case Forgotten(tenant, session, life):
                 if life is not None:
                     self._on_forgotten(tenant, session, life)
-            case Inspected() | Exported() | Imported():
-                self._calls.answered(message)
-
-    def _tokenizer_read(self, parts: TokenizerParts | None) -> None:
-        assert self._tokenizer is not None
-        if not self._tokenizer.done():
-            self._tokenizer.set_result(parts)
+            case Inspected() | Exported() | Imported() | Expanded() | AdapterLoaded() | Transcribed() | Pooled():
+                self._calls.answer(message)
 
     def _ready(self, facts: ModelFacts) -> None:
         self.facts = facts
-        self._tokenizer_read(None)
-        self._load_seconds = time.monotonic() - self._load_started
         if self._state != "stopping":
             self._state = "ready"
-        assert self._first_facts is not None
-        if not self._first_facts.done():
-            self._first_facts.set_result(facts)
-        else:
-            logger.warning("the engine was restarted and is ready after %.1f s", self._load_seconds)
+        restarted = self._loading.is_over
+        self._loading.complete(facts)
+        if restarted:
+            logger.warning("the engine was restarted and is ready after %.1f s", self._loading.seconds)
         self._on_ready(facts)
 
     def _cancel(self, name: str) -> None:
@@ -389,19 +396,3 @@ class EngineProcess:
     def _end_turns(self, message: str) -> None:
         self._turns.fail(message)
         self._calls.fail(message)
-
-    def _retry_after(self) -> int:
-        return max(1, math.ceil(self._load_seconds))
-
-
-_WHY_NOT: dict[State, str] = {
-    "loading": "The model is still loading.",
-    "ready": "The engine is not taking requests right now.",
-    "restarting": "The engine is restarting.",
-    "stopping": SHUTTING_DOWN,
-}
-
-
-def _backoff(deaths: int) -> float:
-    """Seconds to wait before the next process: none after an accident, then 1, 2, 4... while they keep dying young."""
-    return 0.0 if deaths <= 1 else min(LONGEST_BACKOFF, 2.0 ** min(deaths - 2, 5))

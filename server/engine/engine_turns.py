@@ -64,11 +64,14 @@ class EngineTurns:
         return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
 
     def add(self, request: Submit) -> Mailbox:
-        """Add a turn that was sent; returns its mailbox. It replaces the request that is being read in this context."""
+        """Add a turn that was sent; returns its mailbox. It replaces the request that is being read in this context. A
+        spare one counts for nobody.
+        """
         turn = self._turns[request.turn] = Mailbox(request.turn, self._cancel, (request.tenant, request.session))
         self._empty.clear()
         self._waiting.remove(REQUEST.get())
-        self._waiting.add(request.turn, request.tenant)
+        if not request.spare:
+            self._waiting.add(request.turn, request.tenant)
         self._in_hand.add(turn)
         return turn
 

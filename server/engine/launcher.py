@@ -11,6 +11,7 @@ from pathlib import Path
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "scheduler")
 
+LONGEST_BACKOFF = 30.0  # seconds
 SECRETS = ("WARMTURN_API_KEY", "WARMTURN_DATABASE")  # of the server; the engine has no use for them
 
 
@@ -25,8 +26,10 @@ class EngineLauncher:
 
     def start_early(self) -> None:
         """Start the process that the next ``launch`` returns, so that it imports its modules meanwhile. Call
-        ``discard`` when no ``launch`` may follow.
+        ``discard`` when no ``launch`` may follow. Does nothing while there is one.
         """
+        if self._early is not None:
+            return
         with suppress(OSError):  # ``launch`` tries again, and its caller reports what fails
             self._early = self._start(2)
 
@@ -70,3 +73,8 @@ def engine_environment() -> dict[str, str]:
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)
     return environment
+
+
+def backoff(deaths: int) -> float:
+    """Seconds to wait before the next process: none after an accident, then 1, 2, 4... while they keep dying young."""
+    return 0.0 if deaths <= 1 else min(LONGEST_BACKOFF, 2.0 ** min(deaths - 2, 5))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from scheduler.protocol import Delta, Receipt
+from scheduler.protocol import Delta
+from scheduler.turn_receipt import Receipt
+from server.engine.news import News
 from server.errors import ApiError
 
 BACKLOG = 16 * 1024 * 1024  # bytes of what waits for one reader; some 30,000 tokens with 20 alternatives each
@@ -31,7 +32,7 @@ class Mailbox:
         self.session = session
         self._cancel = cancel
         self.receipt: Receipt | None = None
-        self.news = asyncio.Event()
+        self.news = News()
         self.patience = 1
         self.heard: Callable[[Delta], None] = unheard
         self._packed: list[bytes] = []  # what came first, each piece a merged delta

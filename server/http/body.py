@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
-from typing import Any, TypeGuard, TypeVar
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol, TypeGuard, TypeVar, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
+from scheduler.model_task import Task
 from server.errors import ApiError, ClientLeft
 from server.http.body_memory import SMALL, BodyMemory
 from server.http.body_size import MAX_BYTES
+from server.http.media_admission import admit_media
 from server.schemas import strict
 from server.schemas.adaptations import begin_adaptations
 from server.schemas.json_body import parse
@@ -31,8 +34,26 @@ def takes_turn(endpoint: Endpoint) -> Endpoint:
     """Decorator, below that of the route: marks an endpoint whose requests become turns. They are refused early while
     the engine's queue is full, and are routed by ``server.dispatch``.
     """
-    endpoint.takes_turn = True  # type: ignore[attr-defined]
-    return endpoint
+    return asks("generate")(endpoint)
+
+
+def asks(*tasks: Task) -> Callable[[Endpoint], Endpoint]:
+    """Decorator, below that of the route: marks an endpoint whose requests an engine computes. The model that a request
+    names must be for one of these tasks; a request that names none means a model for the first of them, where there is
+    one.
+    """
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.takes_turn, endpoint.tasks = True, tasks  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def tasks_of(endpoint: object) -> tuple[Task, ...]:
+    """The tasks of an endpoint; empty: it takes any model."""
+    found: tuple[Task, ...] = getattr(endpoint, "tasks", ())
+    return found
 
 
 def is_turn_route(route: object) -> TypeGuard[APIRoute]:
@@ -54,37 +75,62 @@ class ParsedRequest(Request):
         return self._value
 
 
+class ModelChooser(Protocol):
+    """What gives a request the context of the model that it names: the app's ``state.models``."""
+
+    def using(
+        self, connection: HTTPConnection, name: str, receive: Receive | None = None, tasks: tuple[Task, ...] = ()
+    ) -> AbstractAsyncContextManager[object]: ...
+
+
 class JsonRoute(APIRoute):
-    """A route whose JSON body is read and checked here, before FastAPI sees it."""
+    """A route whose JSON body is read and checked here, before FastAPI sees it. If it names a model, that is the
+    request's.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
+        fields = getattr(get_type_hints(self.endpoint).get("body"), "model_fields", {})
+        tasks = tasks_of(self.endpoint)
 
-        async def checked(request: Request) -> Response:
+        async def check(request: Request) -> Response:
             if request.method in ("GET", "HEAD", "DELETE"):  # their bodies are not read
                 strict.ignore_unknown(False)
                 return await handler(request)
-            response = await handler(ParsedRequest(request, await read_json_object(request)))
+            await only_known_parameters(request)  # before a model is chosen, or loaded
+            value = await read_json_object(request)
+            parsed = ParsedRequest(request, value)
+            if "model" in fields:
+                models: ModelChooser = request.app.state.models
+                name = value.get("model")
+                async with models.using(request, name if isinstance(name, str) else "", request.receive, tasks):
+                    response = await handler(parsed)
+            else:
+                response = await handler(parsed)
             log_ignored()
             return response
 
-        return checked
+        return check
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
-    """The JSON object in a request's body. Also sets whether unknown fields are ignored when it is validated."""
+    """The JSON object in a request's body, with its media read and checked (``admit_media``). Also sets whether unknown
+    fields are ignored when it is validated.
+    """
     size = check_headers(request)
     async with AsyncExitStack() as held:
         data = await read_bytes(request, size, held)
         value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
-    strict.ignore_unknown(request.app.state.ignore_unknown)
-    begin_adaptations()
+        del data
+        strict.ignore_unknown(request.app.state.ignore_unknown)
+        begin_adaptations()
+        await admit_media(request, value)
     return value
 
 
 def log_ignored() -> None:
     """Log the unknown fields that were ignored, at debug level."""
-    if names := strict.ignored():
+    if names := strict.ignored_fields():
         logger.debug("unknown fields were left out: %s", ", ".join(names))
 
 
@@ -100,7 +146,7 @@ async def only_known_parameters(request: HTTPConnection) -> None:
 
 def check_headers(request: Request) -> int | None:
     """Refuse any content type but plain JSON: web pages can send forms and text without a CORS preflight. Returns the
-    body's length in bytes; None for a chunked body.
+    body's length in bytes; None for a chunked body. Raises a 415 or a 413.
     """
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != "application/json":
@@ -120,7 +166,7 @@ def check_headers(request: Request) -> int | None:
 
 async def read_bytes(request: Request, size: int | None, held: AsyncExitStack) -> bytes:
     """The whole body, of ``size`` bytes. A chunked body has no size (None): it is counted while it is read. The memory
-    of a large one is held until ``held`` is closed.
+    of a large one is held until ``held`` is closed. Raises a 413 or ClientLeft.
     """
     bodies: BodyMemory = request.app.state.bodies
     if size is not None:

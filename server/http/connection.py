@@ -276,7 +276,7 @@ def well_formed(version: str, target: bytes, hosts: list[bytes]) -> bool:
 
 def answer(error: ApiError) -> bytes:
     """An error as a whole HTTP answer; the connection is closed after it."""
-    body = error.encoded()
+    body = error.encode()
     headers = {
         **dict(error.headers or {}),
         "content-type": "application/json",

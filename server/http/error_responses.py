@@ -6,6 +6,7 @@ Anthropic's or Ollama's on paths of their APIs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.types import Scope
 
 from server.chat.tokenizer import TemplateRefused
 from server.engine.engine import EngineDied, EngineUnavailable, TurnRefused
-from server.errors import NAME, ApiError, ClientLeft, bad_request, unavailable
+from server.errors import ApiError, ClientLeft, bad_request, dotted_path, unavailable
 from server.http.anthropic_errors import error_body, speaks_anthropic
 from server.http.ollama_errors import OllamaError, speaks_ollama
 from server.log.claims import SessionBusy
@@ -27,7 +28,15 @@ from server.log.database import LogFull, LogUnavailable, SessionDamaged
 from server.log.timeline import SessionExists, SessionMoved, UnknownSession
 from server.workers import NoWorkerFree, WorkTimedOut
 
-REFUSALS = {"queue_full": 429, "session_busy": 409, "context_length_exceeded": 400, "invalid_prompt": 400}
+REFUSALS = {
+    "queue_full": 429,
+    "session_busy": 409,
+    "context_length_exceeded": 400,
+    "invalid_prompt": 400,
+    "model_not_found": 404,
+    "unknown_media": 503,
+    "engine_error": 500,
+}
 STORAGE_RETRY = 10  # seconds, told to a client whose turn or change could not be stored
 SENTENCES = {
     404: "There is nothing at this URL.",
@@ -102,7 +111,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The error as a response, in the format of the request's API."""
-    data = error.encoded()
+    data = error.encode()
     if speaks_anthropic(scope["path"]):
         request_id = scope.get("state", {}).get("request_id")
         data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id, error.body.error.param))
@@ -151,7 +160,10 @@ FORMS = {  # patterns, by what they say
     r"^[a-zA-Z0-9_-]{1,64}$": "must be 1 to 64 letters of a to z and A to Z, digits, underscores and hyphens",
     r"^[^\s<|\\/>]{1,64}$": "must be 1 to 64 characters, and no space, <, >, |, / or \\",
     r"^[A-Za-z0-9._:@-]{0,128}$": "can have at most 128 letters of a to z and A to Z, digits and . _ : @ -",
+    r"^[0-9a-f]{0,64}$": "can have at most 64 hexadecimal digits, small ones",
+    r"^\d{4}-\d{2}-\d{2}$": "must be a day, as 2026-11-25",
 }
+SUBJECT = re.compile(r"^(?:Input|String|Value|List|Dictionary) ")  # pydantic's, in whose place ours stands
 SHAPES = {  # unions, where pydantic would speak of each branch
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
     "stop": "must be a string or a list of strings",
@@ -191,20 +203,5 @@ def describe_finding(finding: Mapping[str, Any], path: list[str | int]) -> str:
         return LENGTHS[kind].format(**finding["ctx"])
     if kind == "string_pattern_mismatch":
         return FORMS.get(finding["ctx"]["pattern"], "does not have the form that it must have")
-    said = str(finding["msg"]).removeprefix("Input ")
+    said = SUBJECT.sub("", str(finding["msg"]))
     return said[0].lower() + said[1:]
-
-
-def dotted_path(path: list[str | int]) -> str | None:
-    """A location as OpenAI writes it: ``messages[0].content``. None if it contains a name that is not a known field."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part.startswith("<"):  # the tag of a union's branch
-            continue
-        elif NAME.match(part):
-            text += f".{part}" if text else part
-        else:
-            return None
-    return text or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -19,6 +19,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
 POLICY = {  # of the page: what it may load and do; everything else is forbidden
@@ -26,8 +27,9 @@ POLICY = {  # of the page: what it may load and do; everything else is forbidden
     "script-src": "'self'",
     "style-src": "'self'",
     "font-src": "'self'",
-    "img-src": "'self'",
+    "img-src": "'self' blob:",  # pictures of messages, which are fetched with the key
     "connect-src": "'self'",
+    "manifest-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
@@ -45,20 +47,27 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
 class Asset:
-    """A file with its content type and encodings. ``digest`` is of its bytes; the compressed form has another ETag."""
+    """A file with its content type and encodings, read when it is first asked for."""
 
-    body: bytes
-    zipped: bytes
-    media_type: str
-    digest: str
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.media_type = TYPES[path.suffix]
 
-    @classmethod
-    def of(cls, path: Path) -> Asset:
-        """Read the file."""
-        body = path.read_bytes()
-        return cls(body, gzip.compress(body, mtime=0), TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:24])
+    @cached_property
+    def body(self) -> bytes:
+        """The file's bytes."""
+        return self._path.read_bytes()
+
+    @cached_property
+    def zipped(self) -> bytes:
+        """The bytes compressed; they have an ETag of their own."""
+        return gzip.compress(self.body, mtime=0)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the bytes, for ETags."""
+        return hashlib.sha256(self.body).hexdigest()[:24]
 
     def answer(self, headers: Mapping[str, str]) -> Response:
         """The answer to a request with these headers."""
@@ -75,7 +84,7 @@ class Asset:
 
 
 ASSETS = {
-    f"/ui/{path.relative_to(FOLDER).as_posix()}": Asset.of(path) for path in FOLDER.rglob("*.*") if path.suffix in TYPES
+    f"/ui/{path.relative_to(FOLDER).as_posix()}": Asset(path) for path in FOLDER.rglob("*.*") if path.suffix in TYPES
 }
 ASSETS["/ui/"] = ASSETS["/ui/index.html"]
 

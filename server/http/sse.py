@@ -102,7 +102,7 @@ class EventStream(Response):
         self._close = close
         self._done = done
         self._ping_data = ping
-        self._failed = failed or (lambda error: frame_event(error.encoded()))
+        self._failed = failed or (lambda error: frame_event(error.encode()))
         self._turnstile = asyncio.Lock()  # events and pings leave one at a time
         self._last_sent = 0.0
         self.init_headers({**HEADERS, **(headers or {})})

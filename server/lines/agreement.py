@@ -48,6 +48,7 @@ def is_same(logged: LoggedMessage, given: LoggedMessage, ids: Mapping[str, str])
         same = logged.content.strip() == given.content.strip()
     else:
         same = logged.content.rstrip() == given.content.rstrip()
+    same = same and [one.digest for one in logged.media] == [one.digest for one in given.media]
     return same and is_same_reasoning(logged, given) and are_same_calls(logged.tool_calls, given.tool_calls)
 
 
@@ -74,7 +75,7 @@ def plain_arguments(text: str) -> str:
     cut off are read as far as they go, as the client was told them.
     """
     try:
-        value = from_json(surrogates.mended(text), allow_partial=True)
+        value = from_json(surrogates.mend(text), allow_partial=True)
     except ValueError:
         value = {}
     return json.dumps(plain_numbers(value), sort_keys=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from server.chat.rendering import Rendering, rendering_in_force
+from server.chat.rendering import Rendering, rendering_in_force, tool_names
 from server.lines.agreement import agreement, count_kept_reasoning, differs_in_front, with_logged_ids
 from server.lines.hints import Hint
 from server.log.database import SessionDamaged
@@ -61,9 +61,13 @@ class Branches:
     fronted: SessionRecord | None
 
 
-async def read_branches(log: SessionLog, tenant: str, hint: Hint, messages: Sequence[LoggedMessage]) -> Branches:
-    """Compare a request's messages with the lines of its hint. Raises LogUnavailable."""
-    found = await log.named(tenant, [*hint.names, *hint.parent_names])
+async def read_branches(
+    log: SessionLog, tenant: str, hint: Hint, messages: Sequence[LoggedMessage], rendering: Rendering
+) -> Branches:
+    """Compare a request's messages with the lines of its hint. A line that has got tools which the request lacks is
+    also compared as it was before. Raises LogUnavailable.
+    """
+    found = await log.find_by_names(tenant, [*hint.names, *hint.parent_names])
     own = [summary.id for summary in found if summary.id in hint.names][:MOST_COMPARED]
     others = [summary.id for summary in found if summary.id not in hint.names][:MOST_COMPARED]
     records, agreeing = [], []
@@ -75,19 +79,30 @@ async def read_branches(log: SessionLog, tenant: str, hint: Hint, messages: Sequ
             continue
         if name in hint.names:
             records.append(record)
-        branch = branch_of(record, messages, name in hint.names)
-        if branch is not None:
-            agreeing.append(branch)
+        whole = branch_of(record, messages, name in hint.names)
+        before = None if whole is None else branch_before(whole, messages, rendering)
+        agreeing += [branch for branch in (whole, before) if branch is not None]
     agreeing.sort(key=lambda branch: (branch.turn.tokens, branch.own, branch.is_whole), reverse=True)
     fronted = None if agreeing else next((r for r in records if differs_in_front(r.messages, messages)), None)
     return Branches(agreeing, records, fronted)
 
 
-def branch_of(record: SessionRecord, messages: Sequence[LoggedMessage], own: bool) -> Branch | None:
-    """The longest part of a line that a request continues, None if it agrees with no turn. At least one message is
-    left, the one to be answered.
+def branch_before(branch: Branch, messages: Sequence[LoggedMessage], rendering: Rendering) -> Branch | None:
+    """The part of a line before it got tools that are not in ``rendering``; None if it has none, or always had them."""
+    lacking = tool_names(branch.rendering.tools) - tool_names(rendering.tools)
+    if not lacking:
+        return None
+    came = next(i for i, message in enumerate(branch.past.messages) if lacking & tool_names(message.tools or ()))
+    return branch_of(branch.record, messages, branch.own, most=came)
+
+
+def branch_of(
+    record: SessionRecord, messages: Sequence[LoggedMessage], own: bool, most: int | None = None
+) -> Branch | None:
+    """The longest part of a line that a request continues, of its first ``most`` messages; None if it agrees with no
+    turn. At least one message is left, the one to be answered.
     """
-    same = min(agreement(record.messages, messages).messages, len(messages) - 1)
+    same = min(agreement(record.messages[:most], messages).messages, len(messages) - 1)
     turn = next((turn for turn in reversed(record.turns) if turn.messages <= same), None)
     if turn is None:
         return None

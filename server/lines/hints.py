@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from server.turns.side_calls import LINE
+from server.turns.side_call_counts import LINE
 
 MOST_LINES = 16  # of one hint; the one that was used longest ago gives way to a new one
 MOST_CHARS = 512  # of an id; a longer one is no hint
@@ -67,7 +67,9 @@ SOURCES = (
     Source("x-grok-conv-id"),
     Source("x-litellm-session-id"),
     Source("x-context-id", calls_tools=True),
+    Source("agent-session-id", calls_tools=True),
     Source("x-goose-session-id", calls_tools=True),
+    Source("x-session-id", parent_line="x-parent-session-id"),  # which names no session that was made here
     *(Source(name) for name in METADATA),
     Source(f"{FIELD}prompt_cache_key"),
 )

@@ -23,6 +23,7 @@ from server.log.claims import SessionBusy
 from server.log.database import LogUnavailable
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
+from server.log.quota import QuotaReached
 from server.log.response_rows import TurnExtras
 from server.log.timeline import SessionMoved, SessionRecord
 from server.schemas.adaptations import adapt
@@ -54,13 +55,21 @@ async def recognise(
     turn's claim then holds the line. ``aside``: it is a side call, which no line takes. Raises a 400 for messages that
     make no prompt.
     """
-    hint = hint_of(turn.request.headers, turn.body.hints)
-    if turn.session is None and hint is not None and turn.context.line_seconds and turn.body.may_continue_line:
+    if (hint := line_hint(turn)) is not None:
         try:
             return await Recognition(turn, conversation, hint, aside).run()
+        except QuotaReached:
+            logger.debug("a request runs without its line: its key's tenant keeps as much as it may")
         except (LogUnavailable, SessionMoved) as error:
             logger.warning("a request runs without its line: %s", error)
     return turn, await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
+
+
+def line_hint(turn: PendingTurn) -> Hint | None:
+    """The hint by which a turn may be recognised; None if it has a session, or runs on no line."""
+    if turn.session is not None or not turn.context.line_seconds or not turn.body.may_continue_line:
+        return None
+    return hint_of(turn.request.headers, turn.body.hints)
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,14 @@ class Recognition:
     async def run(self) -> tuple[PendingTurn, Prompt]:
         """See ``recognise``. Raises LogUnavailable."""
         turn, conversation, hint = self.turn, self.conversation, self.hint
-        found = await read_branches(turn.context.log, turn.request.state.tenant, hint, conversation.messages)
+        found = await read_branches(
+            turn.context.log, turn.request.state.tenant, hint, conversation.messages, conversation.rendering
+        )
         branch, prompt = await self._continue(found)
         if prompt is None:
             prompt = await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
         if self.aside or self._is_side(found, branch):
-            return self._unlogged("side", branch), prompt
+            return self._without_line("side", branch), prompt
         if branch is None:
             parent = found.agreeing[0].record if found.agreeing else found.fronted
             extras = TurnExtras(parent=None if parent is None else (parent.id, 0))
@@ -142,7 +153,9 @@ class Recognition:
     async def _begin(self, outcome: LineOutcome, extras: TurnExtras, branch: Branch | None) -> PendingTurn:
         """The turn on a new line; unlogged if all names of the hint are busy."""
         tenant, context = self.turn.request.state.tenant, self.turn.context
-        used = {summary.id: index for index, summary in enumerate(await context.log.named(tenant, self.hint.names))}
+        used = {
+            summary.id: index for index, summary in enumerate(await context.log.find_by_names(tenant, self.hint.names))
+        }
         for name in sorted(self.hint.names, key=lambda name: -used.get(name, len(used))):
             session = Session(tenant, name, stateful=True)
             if branch is not None and name == branch.record.id:
@@ -162,11 +175,11 @@ class Recognition:
             metadata = {name: value for name, value in metadata.items() if value}
             extras = replace(extras, ttl=context.line_seconds, metadata=metadata)
             return self._on_line(outcome, session, extras, branch)
-        return self._unlogged("busy", branch)
+        return self._without_line("busy", branch)
 
     async def _parent_of_agent(self, extras: TurnExtras) -> TurnExtras:
         """The line of the agent that has started this one: it shares nothing with it."""
-        parents = await self.turn.context.log.named(self.turn.request.state.tenant, self.hint.parent_names)
+        parents = await self.turn.context.log.find_by_names(self.turn.request.state.tenant, self.hint.parent_names)
         return replace(extras, parent=(parents[0].id, 0)) if parents else extras
 
     def _on_line(
@@ -182,7 +195,7 @@ class Recognition:
         line = LineTurn(self._receipt(outcome, branch, session.name), extras, parent=parent)
         return replace(self.turn, session=session, record=record, idempotency=None, line=line)
 
-    def _unlogged(self, outcome: LineOutcome, branch: Branch | None) -> PendingTurn:
+    def _without_line(self, outcome: LineOutcome, branch: Branch | None) -> PendingTurn:
         """The turn without a line; its prompt begins with the tokens of ``branch``."""
         if branch is not None:
             note_kept_reasoning(branch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.chat.rendering import Rendering, rendering_in_force
+from server.chat.rendering import Rendering, rendering_in_force, tool_names
 from server.lines.hints import Hint
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
@@ -36,9 +36,4 @@ def is_aside(
 
 def has_tools_of(record: SessionRecord, rendering: Rendering) -> bool:
     """Whether a line has a tool that the request has too."""
-    return bool(tool_names(rendering_in_force(record.messages)) & tool_names(rendering))
-
-
-def tool_names(rendering: Rendering) -> set[str]:
-    """The names of the tools."""
-    return {str(tool.get("function", {}).get("name", "")) for tool in rendering.tools}
+    return bool(tool_names(rendering_in_force(record.messages).tools) & tool_names(rendering.tools))

@@ -3,7 +3,7 @@
 Owns: tables, rows, timelines, leases among servers, stored responses, the data directory;
 ``recovery`` for damaged files.
 
-May import: ``server.config``, ``server.errors``.
+May import: ``server.config``, ``server.errors``, ``server.media``.
 
 Never knows: HTTP, templates, engines, KV caches.
 """

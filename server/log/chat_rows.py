@@ -15,7 +15,7 @@ from server.log.database import Database
 from server.log.log_thread import LogThread
 from server.log.response_rows import StoredResponse, count, put, read, response_of
 from server.log.session_rows import find_session
-from server.log.stored import unexpired
+from server.log.stored import is_unexpired
 from server.log.tables import CHAT_KEY, responses, sessions, stored_chats
 
 ID = re.compile(r"chatcmpl-([A-Za-z0-9._:@-]{1,128})-([0-9a-f]{24})\Z")
@@ -169,7 +169,7 @@ class ChatLog:
         columns = responses.c.created, responses.c.session_id, responses.c.row
         query = sql.select(responses, sessions.c.tenant, sessions.c.session)
         query = query.join(sessions, sessions.c.id == responses.c.session_id)
-        query = query.where(sessions.c.tenant == tenant, unexpired(time.time()), stored_chats)
+        query = query.where(sessions.c.tenant == tenant, is_unexpired(time.time()), stored_chats)
         if place is not None:
             here, there = sql.tuple_(*columns), sql.tuple_(*map(sql.literal, place))
             query = query.where(here < there if descending else here > there)

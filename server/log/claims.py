@@ -21,7 +21,7 @@ class Claims:
         self._held: dict[Key, asyncio.Event] = {}  # set when it is free again
         self._awaited: Counter[Key] = Counter()
 
-    def held(self) -> frozenset[Key]:
+    def claimed_keys(self) -> frozenset[Key]:
         """The sessions that are claimed now."""
         return frozenset(self._held)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from server.config.usage_error import UsageError
 
-FILES = ("lock", "server", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
+FILES = ("lock", "server", "models", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")
 FLOOR = 5 << 30  # bytes
 

@@ -22,6 +22,7 @@ import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from scheduler.extras import install_command
+from server.durable_files import sync_path
 
 logger = logging.getLogger("warmturn.sessions")
 
@@ -289,8 +290,4 @@ def create_file(path: Path) -> None:
     except FileExistsError:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_path(path.parent)

@@ -1,4 +1,4 @@
-"""The session that a request names, and which ids are valid."""
+"""The session that a request states, and which ids are valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from server.errors import bad_request
 
 HEADER = "x-session-id"
-FOREIGN = ("x-session-affinity", "x-parent-session-id")  # with one of these, HEADER holds an id of the client's own
+CREATE = "x-session-create"  # "true": HEADER may begin a session
 SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
 RESERVED = frozenset({"import", ".", ".."})  # /v1/sessions/import; clients take the dots out of a path
 
@@ -35,24 +35,37 @@ def check_id(name: str) -> str:
     return name
 
 
-def named_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
-    """The session that the path, the body or the header names; None if none does. With a path or body id the request is
-    stateful. The header names none where the client uses it for an id of its own, which is a hint at most
-    (``server.lines.hints``). Raises a 400 if the header names another session.
+def stated_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
+    """The session that the path or the body names, or the header beside ``CREATE``; None if none does. With a path or
+    body id the request is stateful. Raises a 400 if another header names another session.
     """
-    foreign = any(name in request.headers for name in FOREIGN)
-    headers = [] if foreign else request.headers.getlist(HEADER)
-    header_id = headers[0] if headers else None
-    for given, param in ((path_id, "session_id"), (body_id, "session_id"), (header_id, None)):
+    stateful = path_id is not None or body_id is not None
+    headers = request.headers.getlist(HEADER)
+    if not stateful and not may_begin(request):
+        return None
+    if not stateful and not headers:
+        raise bad_request("X-Session-Create is for requests with X-Session-ID.", None, "invalid_session_id")
+    for given, param in ((path_id, "session_id"), (body_id, "session_id"), *((header, None) for header in headers)):
         if given is not None:
             try:
                 check_id(given)
             except ValueError as error:
                 raise bad_request(f"A session id {error}.", param, "invalid_session_id") from None
-    names = {name for name in (path_id, body_id, *headers) if name is not None}
+    name = one_name({name for name in (path_id, body_id, *headers) if name is not None})
+    return Session(request.state.tenant, name, stateful)
+
+
+def may_begin(request: Request) -> bool:
+    """Whether the client opts in to a session of the header's name. Raises a 400."""
+    given = request.headers.get(CREATE, "false").strip().lower()
+    if given not in ("true", "false"):
+        raise bad_request("X-Session-Create must be true or false.", None, "invalid_session_id")
+    return given == "true"
+
+
+def one_name(names: set[str]) -> str:
+    """The one name that a request gives its session. Raises a 400 if there are several."""
     if len(names) > 1:
         message = "The session ids of this request differ: path, session_id and X-Session-ID must agree."
         raise bad_request(message, "session_id", "session_id_mismatch")
-    if not names:
-        return None
-    return Session(request.state.tenant, names.pop(), stateful=path_id is not None or body_id is not None)
+    return names.pop()

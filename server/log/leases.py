@@ -133,7 +133,9 @@ class Leases:
             raise SessionMoved
 
     def check_and_release(self, connection: sql.Connection, key: Key) -> None:
-        """Like ``check``, and release the lease in the same transaction; call ``mark_released`` after the commit."""
+        """Like ``check``, and release the lease in the same transaction; call ``mark_released`` after the commit.
+        Raises SessionMoved.
+        """
         row = self._row(key)
         if row is not None and not connection.execute(FREE, row).rowcount:
             raise SessionMoved
@@ -167,7 +169,7 @@ class Leases:
         lives = sql.or_(leases.c.server == self.server, leases.c.server.in_(living))
         return sql.exists().where(leases.c.name == name, leases.c.server == server, lives)
 
-    def held_elsewhere(self, connection: sql.Connection, key: Key, server: str) -> bool:
+    def is_held_elsewhere(self, connection: sql.Connection, key: Key, server: str) -> bool:
         """Whether another live server holds the session, so that a response it runs there can still complete."""
         if server == self.server:
             return False

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sql
 
-from server.log.stored import label, metadata_of, summary_of, unexpired
-from server.log.tables import labels, sessions
+from server.log.search_index import Hit, hits, matches
+from server.log.stored import is_unexpired, label, summaries_of
+from server.log.tables import labels, message_texts, sessions
 from server.log.timeline import SessionSummary, UnknownSession
 
 MOST_RELATIVES = 200  # sessions of a family that are listed
+MOST_KEYS = 1000  # of metadata
 
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Selects sessions that have all of ``metadata``, whose id starts with ``prefix``, and that were last used at or
-    after ``used_after`` and before ``used_before`` (Unix seconds).
+    """Selects sessions that have all of ``metadata``, whose id starts with ``prefix``, that were last used at or after
+    ``used_after`` and before ``used_before`` (Unix seconds), whose tokens have this ``fingerprint``, and that have a
+    message or a title in which words begin with each of ``words``.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     prefix: str | None = None
     used_after: int | None = None
     used_before: int | None = None
+    fingerprint: str | None = None
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class SessionPage:
-    """A page of sessions, and whether there are more after it."""
+    """A page of sessions, and whether there are more after it. ``hits``: of a search, by the session's name."""
 
     items: list[SessionSummary]
     has_more: bool
+    hits: Mapping[str, list[Hit]] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,8 @@ def page(
     """Up to ``limit`` sessions after the session ``after``, in order of last use. Raises UnknownSession if ``after`` is
     unknown.
     """
-    mine = sql.and_(sessions.c.tenant == tenant, unexpired(now))
-    query = sql.select(sessions).where(mine, *conditions(chosen))
+    mine = sql.and_(sessions.c.tenant == tenant, is_unexpired(now))
+    query = sql.select(sessions).where(mine, *conditions(connection, chosen))
     place = sql.tuple_(sessions.c.used, sessions.c.id)
     if after is not None:
         there = sql.select(sessions.c.used, sessions.c.id).where(mine, sessions.c.session == after)
@@ -71,19 +78,32 @@ def page(
         query = query.where(place < behind if descending else place > behind)
     order = [column.desc() if descending else column.asc() for column in (sessions.c.used, sessions.c.id)]
     rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
-    metadata = metadata_of(connection, [row.id for row in rows[:limit]])
-    return SessionPage([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
+    shown = rows[:limit]
+    known = hits(connection, [row.id for row in shown], chosen.words) if chosen.words else {}
+    told = {row.session: known.get(row.id, []) for row in shown} if chosen.words else None
+    return SessionPage(summaries_of(connection, shown, now), len(rows) > limit, told)
 
 
-def named(connection: sql.Connection, tenant: str, names: Sequence[str], now: float) -> list[SessionSummary]:
+def metadata_keys(connection: sql.Connection, tenant: str, prefix: str, now: float) -> list[tuple[str, int]]:
+    """The keys of metadata that begin with ``prefix``, each with the number of sessions that have it."""
+    start = json.dumps(prefix)[:-1]
+    query = (
+        sql.select(labels.c.key, sql.func.count())
+        .join(sessions, sessions.c.id == labels.c.session_id)
+        .where(sessions.c.tenant == tenant, is_unexpired(now), sql.func.substr(labels.c.key, 1, len(start)) == start)
+    )
+    rows = connection.execute(query.group_by(labels.c.key).order_by(labels.c.key).limit(MOST_KEYS))
+    return [(json.loads(key), count) for key, count in rows]
+
+
+def find_by_names(connection: sql.Connection, tenant: str, names: Sequence[str], now: float) -> list[SessionSummary]:
     """Those of the sessions with these names that exist, the one used last first."""
-    mine = sql.and_(sessions.c.tenant == tenant, sessions.c.session.in_(names), unexpired(now))
+    mine = sql.and_(sessions.c.tenant == tenant, sessions.c.session.in_(names), is_unexpired(now))
     rows = connection.execute(sql.select(sessions).where(mine).order_by(sessions.c.used.desc())).all()
-    metadata = metadata_of(connection, [row.id for row in rows])
-    return [summary_of(row, metadata[row.id], now) for row in rows]
+    return summaries_of(connection, rows, now)
 
 
-def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
+def conditions(connection: sql.Connection, chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
     """The filter as SQL conditions."""
     found: list[sql.ColumnElement[bool]] = []
     for key, value in chosen.metadata.items():
@@ -96,12 +116,17 @@ def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
         found.append(sessions.c.used >= chosen.used_after)
     if chosen.used_before is not None:
         found.append(sessions.c.used < chosen.used_before)
+    if chosen.fingerprint is not None:
+        found.append(sessions.c.fingerprint == chosen.fingerprint)
+    if chosen.words:
+        having = sql.select(message_texts.c.session_id).where(matches(connection, chosen.words))
+        found.append(sessions.c.id.in_(having))
     return found
 
 
 def family(connection: sql.Connection, tenant: str, session: str, now: float) -> SessionFamily:
     """The family of a session. Raises UnknownSession."""
-    mine = sql.and_(sessions.c.tenant == tenant, unexpired(now))
+    mine = sql.and_(sessions.c.tenant == tenant, is_unexpired(now))
     passed: list[str] = []  # a parent is a name, which may have been given again: to a fork of a fork
     name: str | None = session
     while name is not None and name not in passed:
@@ -121,5 +146,4 @@ def family(connection: sql.Connection, tenant: str, session: str, now: float) ->
         rows |= {row.session: row for row in forks}
         parents = [row.session for row in forks]
     members = [*rows.values()][:MOST_RELATIVES]
-    metadata = metadata_of(connection, [row.id for row in members])
-    return SessionFamily(root, [summary_of(row, metadata[row.id], now) for row in members], len(rows) > len(members))
+    return SessionFamily(root, summaries_of(connection, members, now), len(rows) > len(members))

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from server.media.media import PlacedMedia
+
 Scalar = str | int | float | bool
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -33,22 +35,25 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``. ``begun``: how many
     leading characters of a reply the client gave as its beginning. ``added_tools`` can be called from this message on
     beside the others, and are defined in it (``server.chat.late_tools``); ``removed_tools``, by name, no longer can.
+    ``media`` stand in ``content`` where they are placed, in this order; their bytes are elsewhere. What there is more
+    than one of is a tuple: most messages have none, and share the empty one.
     """
 
     role: Role
     content: str
     name: str = ""
     reasoning_content: str = ""
-    tool_calls: list[LoggedCall] = []
+    tool_calls: tuple[LoggedCall, ...] = ()
     tool_call_id: str = ""
-    items: list[list[str | int]] = []
+    items: tuple[list[str | int], ...] = ()
     instructions: bool = False
     tools: list[dict[str, Any]] | None = None  # as the client has sent them
     template: dict[str, Scalar] | None = None
     begun: Annotated[int, msgspec.Meta(ge=0)] = 0
     dropped: bool = False
-    added_tools: list[dict[str, Any]] = []
-    removed_tools: list[str] = []
+    added_tools: tuple[dict[str, Any], ...] = ()
+    removed_tools: tuple[str, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
 
 
 def to_json(messages: Iterable[LoggedMessage]) -> str:

@@ -14,6 +14,7 @@ from scheduler.protocol import unpack_ids
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import Row, Timeline
 from server.log.timeline_rows import copy_rows
+from server.media.media import PlacedMedia
 
 FORMAT = 1
 LARGEST = 2**31 - 1
@@ -59,6 +60,17 @@ class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for turn in self.turns:
             ids.extend(own_ids(turn))
         return ids
+
+    @property
+    def media(self) -> list[PlacedMedia]:
+        """The media of all messages."""
+        messages = [*(message for turn in self.turns for message in turn.messages), *self.rest]
+        return [one for message in messages for one in message.media]
+
+    @property
+    def digests(self) -> set[str]:
+        """The digests of the media."""
+        return {one.digest for one in self.media}
 
 
 def export_timeline(timeline: Timeline, created: int) -> PortableLog:

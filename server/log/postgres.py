@@ -44,7 +44,7 @@ def be_patient(engine: sql.Engine) -> None:
         made: TimedConnection = TimedConnection.connect(*arguments, **options)
         return made
 
-    def used(connection: TimedConnection, *_: Any) -> None:
+    def on_checkout(connection: TimedConnection, *_: Any) -> None:
         connection.patience = ANSWER_SECONDS
 
     def idle(connection: TimedConnection | None, *_: Any) -> None:
@@ -52,5 +52,5 @@ def be_patient(engine: sql.Engine) -> None:
             connection.patience = PING_SECONDS
 
     sql.event.listen(engine, "do_connect", connect)
-    sql.event.listen(engine, "checkout", used)
+    sql.event.listen(engine, "checkout", on_checkout)
     sql.event.listen(engine, "checkin", idle)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sqlalchemy as sql
@@ -26,7 +26,7 @@ LOST = {"code": "server_error", "message": "The server ended while it ran this r
 class StoredResponse:
     """A stored response. ``key`` is unique within its session; ``row`` is that of its turn in the session's log, None
     while there is no turn. ``body`` is the response object, ``inputs`` a list of items, oldest first, both as JSON;
-    ``events`` are those of its stream, see ``server.api.responses.event_recording``.
+    ``events`` are those of its stream, see ``server.http.event_recording``.
     """
 
     key: str
@@ -38,11 +38,12 @@ class StoredResponse:
     events: bytes | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TurnExtras:
     """What is committed with a turn: its ``response``; new ``metadata`` for its session (None: unchanged); and for a
     session that begins with this turn, its TTL in seconds and the session and turn that it was forked from; with
-    ``copies`` it begins with a copy of that session's turns up to there.
+    ``copies`` it begins with a copy of that session's turns up to there. ``media``: bytes of its messages' media, by
+    their digest.
     """
 
     response: StoredResponse | None = None
@@ -50,6 +51,7 @@ class TurnExtras:
     parent: tuple[str, int] | None = None
     metadata: Mapping[str, str] | None = None
     copies: bool = False
+    media: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def put(connection: sql.Connection, session: SessionRow, server: str, response: StoredResponse) -> None:
@@ -144,23 +146,23 @@ class ResponseLog:
     def _fail(self, which: Callable[[sql.Connection], sql.ColumnElement[bool]]) -> None:
         """Unfinished responses that nobody runs, one after the other."""
 
-        def found(connection: sql.Connection) -> list[tuple[str, str, str]]:
+        def find_unwanted(connection: sql.Connection) -> list[tuple[str, str, str]]:
             query = sql.select(sessions.c.tenant, sessions.c.session, responses.c.key)
             query = query.join(sessions, sessions.c.id == responses.c.session_id)
             query = query.where(unfinished, which(connection))
             return [(*row,) for row in connection.execute(query)]
 
-        for tenant, session, key in self._database.read(found):
-            self._settled(tenant, session, key, unwanted=False)
+        for tenant, session, key in self._database.read(find_unwanted):
+            self._settle(tenant, session, key, unwanted=False)
 
-    async def settled(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
+    async def settle(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
         """The state of a response that does not run on this server; a lost one is marked as failed. With ``unwanted``,
         the server that runs it is asked to end it, which it sees at its next heartbeat. Returns None where ``get``
         does.
         """
-        return await self._thread.run(lambda: self._settled(tenant, session, key, unwanted))
+        return await self._thread.run(lambda: self._settle(tenant, session, key, unwanted))
 
-    def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
+    def _settle(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
         def look(connection: sql.Connection, lock: bool = False) -> FoundResponse:
             row = find_session(connection, tenant, session, time.time(), lock=lock)
             response = None if row is None else read(connection, row, key)
@@ -169,7 +171,7 @@ class ResponseLog:
             here = responses.c.session_id == row.id, responses.c.key == key
             server = connection.execute(sql.select(responses.c.server).where(*here)).scalar_one()
             return FoundResponse(
-                row, response, server, self._leases.held_elsewhere(connection, (tenant, session), server)
+                row, response, server, self._leases.is_held_elsewhere(connection, (tenant, session), server)
             )
 
         def work(connection: sql.Connection) -> StoredResponse | None:

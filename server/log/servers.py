@@ -26,11 +26,11 @@ class Servers:
         """Whether this server has tombstones for everything that was deleted: it is registered, or it can take over the
         registration that an upgrade left.
         """
-        return self._database.read(lambda c: seen(c, self._server) is not None or seen(c, ANYONE) is not None)
+        return self._database.read(lambda c: last_seen(c, self._server) is not None or last_seen(c, ANYONE) is not None)
 
     def register(self, now: float) -> None:
         """Register this server, or renew its registration, at most once a day."""
-        known = self._database.read(lambda connection: seen(connection, self._server))
+        known = self._database.read(lambda connection: last_seen(connection, self._server))
         if known is not None and known > now - SEEN_SECONDS:
             return
         try:
@@ -56,7 +56,7 @@ class Servers:
         self._database.write(lambda connection: connection.execute(query))
 
 
-def seen(connection: sql.Connection, server: str) -> int | None:
+def last_seen(connection: sql.Connection, server: str) -> int | None:
     """When a server was last registered, in Unix seconds; None if it is unknown."""
     found: int | None = connection.execute(sql.select(servers.c.seen).where(servers.c.id == server)).scalar()
     return found
@@ -66,7 +66,7 @@ def register(connection: sql.Connection, server: str, now: float) -> None:
     """Register a server. A new one takes over the tombstones of ``ANYONE``; servers that have been away for too long
     lose their registration and tombstones.
     """
-    if seen(connection, server) is None:
+    if last_seen(connection, server) is None:
         connection.execute(sql.delete(servers).where(servers.c.id == ANYONE))
         connection.execute(sql.insert(servers).values(id=server, seen=int(now)))
         connection.execute(sql.update(tombstones).where(tombstones.c.server == ANYONE).values(server=server))

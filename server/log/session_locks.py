@@ -57,7 +57,7 @@ class SessionLocks:
 
     def is_held(self, tenant: str, session: str) -> bool:
         """Whether the session is claimed in this process."""
-        return (tenant, session) in self._claims.held()
+        return (tenant, session) in self._claims.claimed_keys()
 
     def end_of_hold(self, tenant: str, session: str) -> asyncio.Event | None:
         """An event that is set when the session's current claim in this process ends; None if there is none."""

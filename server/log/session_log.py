@@ -1,5 +1,5 @@
 """``SessionLog``: opens, cleans up and closes the session log. The sessions themselves are in
-``server.log.session_table``.
+``server.log.session_table``, and how they are read in ``server.log.session_reader``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from server.log.claims import Key
 from server.log.database import Durability, LogFull
 from server.log.leases import Leases
 from server.log.log_thread import LogThread
+from server.log.media_rows import MediaLog
 from server.log.recovery.mending import open_log
 from server.log.response_rows import ResponseLog
+from server.log.search_index import erase_words
 from server.log.servers import Servers
 from server.log.session_locks import SessionLocks
+from server.log.session_reader import now
 from server.log.session_rows import delete_session
-from server.log.session_table import SessionTable, now
-from server.log.stored import unexpired
+from server.log.session_table import SessionTable
+from server.log.share_rows import ShareLog
+from server.log.stored import is_unexpired
 from server.log.tables import ANYONE, ballast, retries, sessions
+from server.log.usage_rows import UsageLog
 
 KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
 EXPIRED_AT_ONCE = 50  # sessions deleted in one transaction
@@ -59,8 +64,10 @@ class SessionLog(SessionTable, SessionLocks):
 
         A damaged file is renamed, and its readable rows are copied to a new log: see ``salvage``, None otherwise.
         ``older``: the file is an older copy of the log that was here before, or a new one in its place. ``responses``
-        and ``chats`` are the stored responses and chats of its sessions. ``on_unregistered`` is called if this server
-        is new to this log, or was away for so long that tombstones are gone: its KV cache must be emptied.
+        and ``chats`` are the stored responses and chats of its sessions, ``media`` the bytes of their media, ``shares``
+        their links, ``usage`` what the keys have used.
+        ``on_unregistered`` is called if this server is new to this log, or was away for so long that tombstones are
+        gone: its KV cache must be emptied.
         """
         self._database, self.salvage, self.older = open_log(where, durability)
         thread = LogThread(self._database)
@@ -70,6 +77,9 @@ class SessionLog(SessionTable, SessionLocks):
         self._servers = Servers(self._database, server)
         self.responses = ResponseLog(self._database, server, leases, thread)
         self.chats = ChatLog(self._database, server, thread)
+        self.media = MediaLog(thread)
+        self.usage = UsageLog(self._database, thread)
+        self.shares = ShareLog(thread)
         try:
             leases.begin()
             if on_unregistered is not None and not self._servers.is_registered():
@@ -83,13 +93,15 @@ class SessionLog(SessionTable, SessionLocks):
 
     async def close(self) -> None:
         """Finish queued work, release all leases, and close the database."""
+        self.usage.write_soon()
+        self._thread.submit(self._erase_words)
         await super().close()
         self._database.close()
 
-    async def pinned(self, moment: float) -> list[tuple[str, str, int]]:
+    async def find_pinned(self, moment: float) -> list[tuple[str, str, int]]:
         """(tenant, session, until) of every session that is pinned at ``moment`` (Unix seconds)."""
         query = sql.select(sessions.c.tenant, sessions.c.session, sessions.c.pinned_until)
-        query = query.where(sessions.c.pinned_until > moment, unexpired(moment))
+        query = query.where(sessions.c.pinned_until > moment, is_unexpired(moment))
         return await self._thread.read(lambda connection: [(*row,) for row in connection.execute(query)])
 
     async def expire(self, moment: float) -> list[Key]:
@@ -97,8 +109,9 @@ class SessionLog(SessionTable, SessionLocks):
         idempotency keys. Returns the deleted sessions.
         """
         deleted: list[Key] = []
-        while some := await self._thread.run(partial(self._expire_some, self._claims.held(), moment)):
+        while some := await self._thread.run(partial(self._expire_some, self._claims.claimed_keys(), moment)):
             deleted += some  # a few at a time: turns are committed in between
+        await self._thread.run(self._erase_words)
         await self._thread.run(lambda: self._servers.register(moment))
         await self._thread.run(lambda: self._forget_keys(moment - KEY_SECONDS))
         return deleted
@@ -144,8 +157,16 @@ class SessionLog(SessionTable, SessionLocks):
         for key in deleted:
             self._timelines.forget(key)
         if deleted:
+            self._has_words_of_deleted = True
             self._database.wipe()
         return deleted
+
+    def _erase_words(self) -> None:
+        """Remove the words of deleted sessions from the search index."""
+        if self._has_words_of_deleted:
+            self._database.write(erase_words)
+            self._database.wipe()
+            self._has_words_of_deleted = False
 
     def _forget_keys(self, before: float) -> None:
         """Drop the idempotency keys of turns that were committed before a time."""

@@ -8,8 +8,10 @@ from typing import Any
 import sqlalchemy as sql
 
 from server.log.leases import Leases
-from server.log.stored import SessionRow, columns_of, label, metadata_of, summary_of
-from server.log.tables import labels, responses, retries, servers, sessions, tombstones, turns
+from server.log.media_rows import NO_MEDIA, drop_media, hold_media
+from server.log.search_index import forget_texts, index_messages, index_title
+from server.log.stored import SessionRow, columns_of, label, summaries_of
+from server.log.tables import labels, responses, retries, servers, sessions, shares, tombstones, turns
 from server.log.timeline import Row, SessionExists, SessionSummary, Timeline, UnknownSession
 
 # The statements of every turn are built once: that costs more than to run them.
@@ -64,8 +66,11 @@ def insert_with_rows(
     facts: Mapping[str, Any],
     rows: Sequence[Row],
     now: float,
+    media: Mapping[str, bytes] = NO_MEDIA,
 ) -> SessionSummary:
-    """Insert a session with all its rows. Raises SessionExists, SessionMoved."""
+    """Insert a session with all its rows. ``media``: bytes of its messages' media, by their digest. Raises
+    SessionExists, SessionMoved.
+    """
     there = find_session(connection, tenant, session, lock=True)
     leases.check(connection, (tenant, session))
     if there is not None:
@@ -79,7 +84,10 @@ def insert_with_rows(
         timeline.apply(new)
         columns.append(columns_of(tenant, session, row.id, timeline.number, new))
     connection.execute(ADD_ROW, columns)
+    for new in rows:
+        hold_media(connection, row, new.messages, media)
     set_counts(connection, row, timeline, now)
+    index_messages(connection, row.id, 0, timeline.messages)
     set_metadata(connection, row.id, metadata)
     return summary_now(connection, row.id, now)
 
@@ -104,19 +112,22 @@ def set_metadata(connection: sql.Connection, session_id: int, metadata: Mapping[
     if metadata:
         pairs = [{"session_id": session_id, **label(key, value)} for key, value in metadata.items()]
         connection.execute(sql.insert(labels), pairs)
+    index_title(connection, session_id, metadata)
 
 
 def summary_now(connection: sql.Connection, session_id: int, now: float) -> SessionSummary:
     """The session's summary, as of this transaction."""
     row = connection.execute(sql.select(sessions).where(sessions.c.id == session_id)).one()
-    return summary_of(row, metadata_of(connection, [row.id])[row.id], now)
+    return summaries_of(connection, [row], now)[0]
 
 
 def delete_session(connection: sql.Connection, row: SessionRow) -> None:
     """Delete a session with all its rows, and insert a tombstone for each server; a tombstone covers all lives of the
     id.
     """
-    for table in (responses, retries, labels, turns):
+    drop_media(connection, row)
+    forget_texts(connection, row.id)
+    for table in (shares, responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))
     connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))
     stone = sql.and_(tombstones.c.tenant == row.tenant, tombstones.c.session == row.session)

@@ -1,4 +1,4 @@
-"""``SessionTable``: reads, creates and changes sessions; one transaction per method.
+"""``SessionTable``: creates and changes sessions; one transaction per method. Reading is ``server.log.session_reader``.
 
 What a session holds is the fold of its rows (``server.log.timeline``); how they are stored is in
 ``server.log.session_rows`` and ``server.log.stored``.
@@ -6,7 +6,6 @@ What a session holds is the fold of its rows (``server.log.timeline``); how they
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,15 +14,18 @@ import sqlalchemy as sql
 from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
 
-from server.log import listing, response_rows
+from server.log import response_rows
 from server.log.database import Database, LogUnavailable
 from server.log.leases import Leases
-from server.log.listing import SessionFamily, SessionFilter, SessionPage
 from server.log.log_thread import LogThread
 from server.log.logged_message import LoggedMessage
-from server.log.portable import PortableLog, export_timeline, rows_of
+from server.log.media_rows import NO_MEDIA, hold_media
+from server.log.portable import PortableLog, rows_of
+from server.log.quota import Holdings
 from server.log.response_rows import TurnExtras
-from server.log.retries import CommittedTurn, Idempotency, find_replay, remember_key
+from server.log.retries import Idempotency, remember_key
+from server.log.search_index import index_messages
+from server.log.session_reader import SessionReader, now
 from server.log.session_rows import (
     ADD_ROW,
     UPDATE,
@@ -38,29 +40,28 @@ from server.log.session_rows import (
     summary_now,
     version_of,
 )
-from server.log.stored import SessionRow, columns_of, facts_of, metadata_of, summary_of
+from server.log.stored import SessionRow, columns_of, metadata_of
 from server.log.tables import sessions
 from server.log.timeline import (
     NewTurn,
     Row,
     SessionMoved,
-    SessionRecord,
     SessionSummary,
     Timeline,
     TurnRecord,
     place_of_token,
     place_of_turn,
 )
-from server.log.timeline_cache import CachedTimeline, TimelineCache
+from server.log.timeline_cache import CachedTimeline
 from server.log.timeline_rows import copy_rows, edit_row, revise_row, rewind_row, turn_row
+from server.media.media import PlacedMedia
 
 T = TypeVar("T")
 
-EVERY_SESSION = SessionFilter()
 NO_EXTRAS = TurnExtras()
 
 
-class SessionTable:
+class SessionTable(SessionReader):
     """Sessions and their rows. Every method is one transaction on the log's thread, see SessionLog.
 
     Timelines in memory only have committed rows: a write that fails drops the cached timeline. A change first locks the
@@ -68,87 +69,11 @@ class SessionTable:
     """
 
     def __init__(self, database: Database, server: str, leases: Leases, thread: LogThread) -> None:
-        self._database = database
+        super().__init__(database, thread)
         self._server = server
         self._leases = leases
-        self._thread = thread
-        self._timelines = TimelineCache()
-
-    # --- reading ------------------------------------------------------------------------------------------
-
-    async def get(self, tenant: str, session: str) -> SessionRecord | None:
-        """The session as of its last row, whatever model wrote it; None if it is unknown."""
-
-        def work(connection: sql.Connection) -> SessionRecord | None:
-            row = find_session(connection, tenant, session, moment := now())
-            if row is None:
-                return None
-            timeline = self._timelines.read(connection, row).timeline
-            return SessionRecord(
-                tokens=timeline.tokens.tolist(),
-                messages=[*timeline.messages],
-                rendered=timeline.rendered,
-                turns=tuple(timeline.turns),
-                version=version_of(row),
-                **facts_of(row, metadata_of(connection, [row.id])[row.id], moment),
-            )
-
-        return await self._thread.read(work)
-
-    async def summary(self, tenant: str, session: str) -> SessionSummary | None:
-        """The session without its text, read from its counts; None if it is unknown."""
-
-        def work(connection: sql.Connection) -> SessionSummary | None:
-            row = find_session(connection, tenant, session, moment := now())
-            return None if row is None else summary_of(row, metadata_of(connection, [row.id])[row.id], moment)
-
-        return await self._thread.read(work)
-
-    async def page(
-        self,
-        tenant: str,
-        chosen: SessionFilter = EVERY_SESSION,
-        *,
-        limit: int,
-        after: str | None = None,
-        descending: bool = True,
-    ) -> SessionPage:
-        """Up to ``limit`` of the ``chosen`` sessions after the session ``after``, in order of last use, latest first if
-        ``descending``. Raises UnknownSession if ``after`` is unknown.
-        """
-        return await self._thread.read(
-            lambda connection: listing.page(
-                connection, tenant, chosen, limit=limit, after=after, descending=descending, now=now()
-            )
-        )
-
-    async def named(self, tenant: str, names: Sequence[str]) -> list[SessionSummary]:
-        """Those of the sessions with these names that exist, the one used last first."""
-        return await self._thread.read(lambda connection: listing.named(connection, tenant, names, now()))
-
-    async def family(self, tenant: str, session: str) -> SessionFamily:
-        """The family of a session, see SessionFamily. Raises UnknownSession."""
-        return await self._thread.read(lambda connection: listing.family(connection, tenant, session, now()))
-
-    async def replay(self, tenant: str, session: str, key: str) -> CommittedTurn | None:
-        """The turn that was committed under an idempotency key, also if later turns follow; None if there is none. A
-        key is kept for two days, or as long as its session.
-        """
-
-        def work(connection: sql.Connection) -> CommittedTurn | None:
-            row = find_session(connection, tenant, session, now())
-            return None if row is None else find_replay(connection, row, key)
-
-        return await self._thread.read(work)
-
-    async def rows(self, tenant: str, session: str) -> PortableLog:
-        """The current timeline in its portable form, for export. Raises UnknownSession."""
-
-        def work(connection: sql.Connection) -> PortableLog:
-            row = require_session(find_session(connection, tenant, session, now()))
-            return export_timeline(self._timelines.read(connection, row).timeline, row.created)
-
-        return await self._thread.read(work)
+        self.holdings = Holdings(thread)
+        self._has_words_of_deleted = False  # in the search index
 
     # --- changing -----------------------------------------------------------------------------------------
 
@@ -185,7 +110,7 @@ class SessionTable:
             added = turn_row(cached.timeline, turn, int(moment))
             if idempotency is not None:
                 remember_key(connection, row, idempotency, moment)
-            append_row(connection, row, cached, added, moment)
+            append_row(connection, row, cached, added, moment, extras.media)
             if extras.metadata is not None:
                 set_metadata(connection, row.id, extras.metadata)
             if extras.response is not None:
@@ -193,7 +118,7 @@ class SessionTable:
             return cached.timeline.turns[-1]
 
         def commit() -> TurnRecord:
-            record = self._written(tenant, session, work)
+            record = self._run_write(tenant, session, work)
             self._leases.mark_released((tenant, session))
             return record
 
@@ -208,16 +133,22 @@ class SessionTable:
         metadata: Mapping[str, str] | None = None,
         ttl: int | None = None,
         pinned_until: int | None = None,
+        media: Mapping[str, bytes] = NO_MEDIA,
     ) -> SessionSummary:
         """Create a session. Its ``messages`` are unrendered; with a ``ttl`` it expires that many seconds after the last
-        change of its timeline. Raises SessionExists.
+        change of its timeline. ``media``: bytes of its messages' media, by their digest. Raises SessionExists, and
+        QuotaReached.
         """
 
         def work(connection: sql.Connection) -> SessionSummary:
             row = Row("create", int(moment := now()), "", messages=[*messages])
             facts = {"ttl": ttl, "pinned_until": pinned_until}
-            return insert_with_rows(connection, self._leases, tenant, session, metadata or {}, facts, [row], moment)
+            return insert_with_rows(
+                connection, self._leases, tenant, session, metadata or {}, facts, [row], moment, media
+            )
 
+        more = sum(map(len, media.values())) + sum(len(message.content) for message in messages)
+        await self.holdings.check(tenant, begins=True, more=more)
         return await self._write(tenant, session, work)
 
     async def restore(
@@ -228,23 +159,25 @@ class SessionTable:
         *,
         metadata: Mapping[str, str] | None = None,
         ttl: int | None = None,
+        media: Mapping[str, bytes] = NO_MEDIA,
     ) -> SessionSummary:
         """Create a session with the timeline of an export (``rows``). Its tokens are valid for models with
         ``log.fingerprint``; under another model, the next turn renders the messages again. Raises SessionExists,
-        InvalidLog.
+        InvalidLog, QuotaReached.
         """
 
         def work(connection: sql.Connection) -> SessionSummary:
             rows = [*rows_of(log, int(moment := now()))]
             return insert_with_rows(
-                connection, self._leases, tenant, session, metadata or {}, {"ttl": ttl}, rows, moment
+                connection, self._leases, tenant, session, metadata or {}, {"ttl": ttl}, rows, moment, media
             )
 
+        await self.holdings.check(tenant, begins=True)
         return await self._write(tenant, session, work)
 
     async def fork(self, tenant: str, session: str, new: str, *, turn: int | None = None) -> SessionSummary:
         """Create ``new`` as a copy of ``session`` up to the end of a turn (0: empty; None: all), with its metadata and
-        TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn").
+        TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn"), QuotaReached.
         """
 
         def work(connection: sql.Connection) -> SessionSummary:
@@ -256,6 +189,7 @@ class SessionTable:
             metadata = metadata_of(connection, [row.id])[row.id]
             return insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
 
+        await self.holdings.check(tenant, begins=True)
         return await self._write(tenant, session, work)
 
     async def update(
@@ -298,7 +232,7 @@ class SessionTable:
     ) -> SessionSummary:
         """Cut the session back to the end of a turn (0: empty), or to a token; pass one of ``turn`` and ``tokens``.
         ``locate`` says where a rewind to a token ends; ``reply`` is what is left of a reply that is cut there. Raises
-        UnknownSession, SessionMoved, NoSuchPlace.
+        UnknownSession, SessionMoved, NoSuchPlace. Raises ValueError if not exactly one is passed.
         """
         if (turn is None) == (tokens is None):
             raise ValueError("a rewind goes to a turn or to a token")
@@ -313,18 +247,37 @@ class SessionTable:
         return await self._change(tenant, session, expect, row_for)
 
     async def edit(
-        self, tenant: str, session: str, index: int, content: str, *, expect: int | None = None
+        self,
+        tenant: str,
+        session: str,
+        index: int,
+        content: str,
+        placed: Sequence[PlacedMedia] = (),
+        *,
+        expect: int | None = None,
+        media: Mapping[str, bytes] = NO_MEDIA,
     ) -> SessionSummary:
-        """Replace the content of message ``index`` and drop everything after it. The tokens are cut back to the end of
-        the last reply before it; messages after that are unrendered. Raises UnknownSession, SessionMoved,
-        NoSuchPlace("index").
+        """Replace the content of message ``index``, text and media, and drop everything after it. The tokens are cut
+        back to the end of the last reply before it; messages after that are unrendered. Raises UnknownSession,
+        SessionMoved, NoSuchPlace("index").
         """
         return await self._change(
-            tenant, session, expect, lambda timeline, created: edit_row(timeline, index, content, created)
+            tenant,
+            session,
+            expect,
+            lambda timeline, created: edit_row(timeline, index, content, placed, created),
+            media,
         )
 
     async def revise(
-        self, tenant: str, session: str, keep: int, messages: Sequence[LoggedMessage], *, expect: int | None = None
+        self,
+        tenant: str,
+        session: str,
+        keep: int,
+        messages: Sequence[LoggedMessage],
+        *,
+        expect: int | None = None,
+        media: Mapping[str, bytes] = NO_MEDIA,
     ) -> SessionSummary:
         """Replace the messages after the first ``keep`` ones by ``messages``. The tokens are cut back to the end of the
         last reply before; messages after that are unrendered. If no answered message is removed, the tokens stay.
@@ -332,7 +285,7 @@ class SessionTable:
         """
         kept = [*messages]
         return await self._change(
-            tenant, session, expect, lambda timeline, created: revise_row(timeline, keep, kept, created)
+            tenant, session, expect, lambda timeline, created: revise_row(timeline, keep, kept, created), media
         )
 
     async def delete(self, tenant: str, session: str) -> int | None:
@@ -349,8 +302,9 @@ class SessionTable:
             return int(row.id)
 
         def delete() -> int | None:
-            life = self._written(tenant, session, work)
+            life = self._run_write(tenant, session, work)
             if life is not None:
+                self._has_words_of_deleted = True
                 self._timelines.forget((tenant, session))
                 self._database.wipe()
             return life
@@ -377,9 +331,9 @@ class SessionTable:
 
     async def _write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
         """Run a write of a session."""
-        return await self._thread.run(lambda: self._written(tenant, session, work))
+        return await self._thread.run(lambda: self._run_write(tenant, session, work))
 
-    def _written(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
+    def _run_write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
         """Run a write that may change what is in memory of a session, and repeat it where it met another server's.
         Blocking. Raises LogUnavailable."""
         for last in (False, True):
@@ -394,7 +348,12 @@ class SessionTable:
         raise AssertionError
 
     async def _change(
-        self, tenant: str, session: str, expect: int | None, row_for: Callable[[Timeline, int], Row]
+        self,
+        tenant: str,
+        session: str,
+        expect: int | None,
+        row_for: Callable[[Timeline, int], Row],
+        media: Mapping[str, bytes] = NO_MEDIA,
     ) -> SessionSummary:
         """Add the row that is made from the timeline as it is and the time, in Unix seconds."""
 
@@ -404,20 +363,24 @@ class SessionTable:
             if expect is not None and expect != version_of(row):
                 raise SessionMoved
             cached = self._timelines.read(connection, row)
-            append_row(connection, row, cached, row_for(cached.timeline, int(moment)), moment)
+            append_row(connection, row, cached, row_for(cached.timeline, int(moment)), moment, media)
             return summary_now(connection, row.id, moment)
 
         return await self._write(tenant, session, work)
 
 
-def append_row(connection: sql.Connection, row: SessionRow, cached: CachedTimeline, new: Row, moment: float) -> None:
-    """Insert one row and apply it to the timeline."""
+def append_row(
+    connection: sql.Connection,
+    row: SessionRow,
+    cached: CachedTimeline,
+    new: Row,
+    moment: float,
+    media: Mapping[str, bytes] = NO_MEDIA,
+) -> None:
+    """Insert one row with its media, and apply it to the timeline. Raises SessionMoved if the media are gone."""
     columns = columns_of(row.tenant, row.session, row.id, row.rows + 1, new)
     connection.execute(ADD_ROW, columns)
+    hold_media(connection, row, new.messages, media)
     cached.apply(new, columns)
     set_counts(connection, row, cached.timeline, moment)
-
-
-def now() -> float:
-    """Unix seconds."""
-    return time.time()
+    index_messages(connection, row.id, new.keep_messages, new.messages)

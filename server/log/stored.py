@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sql
@@ -12,8 +12,9 @@ import sqlalchemy as sql
 from scheduler.protocol import unpack_ids
 from server.log.database import SessionDamaged
 from server.log.logged_message import of_json, to_json
+from server.log.search_index import first_texts
 from server.log.tables import labels, sessions
-from server.log.timeline import Row, SessionSummary
+from server.log.timeline import Row, SessionSummary, title_of
 
 SessionRow = sql.Row[Any]  # of the table sessions, all columns
 METADATA = (
@@ -107,7 +108,7 @@ def label(key: str, value: str) -> dict[str, str]:
     return {"key": json.dumps(key), "value": json.dumps(value)}
 
 
-def unexpired(now: float) -> sql.ColumnElement[bool]:
+def is_unexpired(now: float) -> sql.ColumnElement[bool]:
     """SQL condition: the session is not past its TTL."""
     return sql.or_(sessions.c.expires.is_(None), sessions.c.expires > int(now))
 
@@ -128,6 +129,17 @@ def facts_of(row: SessionRow, metadata: dict[str, str], now: float) -> dict[str,
     }
 
 
-def summary_of(row: SessionRow, metadata: dict[str, str], now: float) -> SessionSummary:
-    """The summary of a session's row."""
-    return SessionSummary(turns=row.turns, tokens=row.tokens, messages=row.messages, **facts_of(row, metadata, now))
+def summaries_of(connection: sql.Connection, rows: Sequence[SessionRow], now: float) -> list[SessionSummary]:
+    """The summaries of sessions' rows."""
+    ids = [row.id for row in rows]
+    metadata, said = metadata_of(connection, ids), first_texts(connection, ids)
+    return [
+        SessionSummary(
+            turns=row.turns,
+            tokens=row.tokens,
+            messages=row.messages,
+            title=title_of(metadata[row.id], said.get(row.id, "")),
+            **facts_of(row, metadata[row.id], now),
+        )
+        for row in rows
+    ]

@@ -1,7 +1,8 @@
 """The tables of the log, for SQLAlchemy.
 
 Format 4 is the oldest that is read. Format 5 added the receipts of turns, and leases. Format 6 added an index of stored
-chats. A log of an older format is upgraded when it is opened, see ``server.log.upgrade``.
+chats. Format 7 added media, format 8 the search index, format 9 usage, format 10 links. A log of an older format is
+upgraded when it is opened, see ``server.log.upgrade``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sqlalchemy import Column, Index
 
 from server.log.database import REMEDY, LogDamaged
 
-FORMAT = 6
+FORMAT = 10
 OLDEST_FORMAT = 4  # that can be brought up to date
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
@@ -82,6 +83,18 @@ labels = sql.Table(
 )
 Index("labels_value", labels.c.key, labels.c.value)
 
+message_texts = sql.Table(
+    "message_texts",  # what can be searched, see server.log.search_index; all of it can be made from the other tables
+    metadata,
+    Column("id", sql.BigInteger().with_variant(sql.Integer, "sqlite"), primary_key=True),
+    Column("session_id", sql.ForeignKey("sessions.id"), nullable=False),
+    Column("message", sql.Integer, nullable=False),
+    Column("role", sql.String(16), nullable=False),
+    Column("text", sql.Text, nullable=False),
+)
+# Its shape tells it apart in a salvage.
+Index("message_texts_place", message_texts.c.session_id, message_texts.c.message, message_texts.c.role)
+
 retries = sql.Table(
     "retries",  # which row an idempotency key made
     metadata,
@@ -108,7 +121,7 @@ responses = sql.Table(
     Column("checksum", sql.LargeBinary, nullable=False),
 )
 unfinished = sql.text("status IN ('queued', 'in_progress')")  # without parameters: as of the index, or it is not used
-Index("responses_running", responses.c.server, sqlite_where=unfinished, postgresql_where=unfinished)
+running_index = Index("responses_running", responses.c.server, sqlite_where=unfinished)
 CHAT_KEY = "chat-"  # how the keys of stored chats begin; those of responses are alphanumeric
 stored_chats = sql.text(f"substr(key, 1, {len(CHAT_KEY)}) = '{CHAT_KEY}'")  # the same holds for it
 chats_index = Index(
@@ -117,8 +130,46 @@ chats_index = Index(
     responses.c.session_id,
     responses.c.row,
     sqlite_where=stored_chats,
-    postgresql_where=stored_chats,
 )
+
+media = sql.Table(
+    "media",  # original bytes of pictures and sounds, one copy per tenant
+    metadata,
+    Column("name", sql.String(200), primary_key=True),  # tenant/digest: one column, as of leases
+    Column("data", sql.LargeBinary, nullable=False),
+)
+media_refs = sql.Table(
+    "media_refs",  # which sessions have it: it goes with the last one
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("name", sql.ForeignKey("media.name"), primary_key=True),
+)
+Index("media_refs_name", media_refs.c.name)
+
+key_usage = sql.Table(
+    "key_usage",  # see server.log.usage_rows.Spent
+    metadata,
+    Column("tenant", sql.String(128), primary_key=True),
+    Column("key", sql.String(64), primary_key=True),
+    Column("day", sql.String(10), primary_key=True),
+    number("requests"),
+    number("new"),
+    number("reused"),
+    number("generated"),
+    number("seconds", sql.Double),
+)
+
+shares = sql.Table(
+    "shares",  # links to branches, see server.log.share_rows; a salvage leaves them out: they lead nowhere then
+    metadata,
+    Column("digest", sql.String(64), primary_key=True),  # of the secret
+    Column("session_id", sql.ForeignKey("sessions.id"), nullable=False),
+    Column("turn", sql.Integer, nullable=False),  # the last one that it shows
+    Column("mark", sql.String(64), nullable=False),  # the id of that turn
+    Column("created", sql.BigInteger, nullable=False),
+    Column("expires", sql.BigInteger, nullable=False),
+)
+Index("shares_session", shares.c.session_id)
 
 servers = sql.Table(
     "servers",  # each with a cache of its own, of which it has to forget what is deleted
@@ -154,6 +205,14 @@ heartbeats = sql.Table(
 )
 
 ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullable=False))  # empty: see try_to_write
+
+
+def define_for_postgresql() -> None:
+    """Have the same partial indexes on PostgreSQL. SQLAlchemy loads all of its dialect for it, 3 MB that a log in a
+    file does not need.
+    """
+    running_index.dialect_kwargs["postgresql_where"] = unfinished
+    chats_index.dialect_kwargs["postgresql_where"] = stored_chats
 
 
 def damage_error() -> LogDamaged:

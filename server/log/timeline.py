@@ -7,11 +7,14 @@ own tokens, and edits and rewinds are rows too. Nothing here depends on a databa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.log.logged_message import LoggedMessage
+
+TITLE_CHARS = 60  # of a title that is made from a message
+TITLE_SOURCE = 200  # characters of the message that are read for it
 
 
 class UnknownSession(Exception):
@@ -67,7 +70,7 @@ class SessionSummary:
 
     ``used`` is the time of the last change of its timeline. ``fingerprint`` is that of what gives the tokens their
     meaning (``Tokens.fingerprint``), "" while no turn was logged. ``parent`` is the session it was forked from and the
-    turn it was forked at.
+    turn it was forked at. ``title``: see ``title_of``.
     """
 
     id: str
@@ -82,6 +85,20 @@ class SessionSummary:
     expires: int | None
     pinned_until: int | None
     parent: tuple[str, int] | None
+    title: str = ""
+
+
+def title_of(metadata: Mapping[str, str], first: str) -> str:
+    """The title of a session: that in its metadata, or else the beginning of the ``first`` message of its user; "" if
+    there is neither.
+    """
+    if title := metadata.get("title"):
+        return title
+    line = " ".join(first[:TITLE_SOURCE].replace("\0", " ").split())
+    if len(line) <= TITLE_CHARS:
+        return line
+    words, _, _ = line[:TITLE_CHARS].rpartition(" ")
+    return f"{words or line[:TITLE_CHARS]}…"
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,8 @@ class SessionRecord:
     @property
     def summary(self) -> SessionSummary:
         """The same without text."""
+        asked = (said.content for said in self.messages if said.role == "user")
+        first = next((text for text in asked if text.strip()), "")
         return SessionSummary(
             self.id,
             self.created,
@@ -127,6 +146,7 @@ class SessionRecord:
             self.expires,
             self.pinned_until,
             self.parent,
+            title_of(self.metadata, first),
         )
 
 
@@ -147,7 +167,7 @@ class NewTurn:
 
 
 @dataclass(frozen=True)
-class Place:
+class RewindPoint:
     """The target of a rewind: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which a reply
     begins that is cut: ``record.tokens[reply:tokens]`` is left of it. None: no reply is cut.
     """
@@ -157,7 +177,7 @@ class Place:
     reply: int | None = None
 
 
-def locate(record: SessionRecord, tokens: int) -> Place:
+def locate(record: SessionRecord, tokens: int) -> RewindPoint:
     """The place that a rewind to the first ``tokens`` tokens leads to: within a reply, exactly there; within a prompt,
     the end of the reply before it. Raises NoSuchPlace("tokens").
     """
@@ -273,20 +293,20 @@ def turn_of_row(turns: Sequence[TurnRecord], row: int) -> TurnRecord | None:
     return next((turn for turn in turns if turn.row == row), None)
 
 
-def place_of_turn(turns: Sequence[TurnRecord], number: int) -> Place:
+def place_of_turn(turns: Sequence[TurnRecord], number: int) -> RewindPoint:
     """The end of a turn; 0 is the beginning. Raises NoSuchPlace("turn")."""
     if not 0 <= number <= len(turns):
         raise NoSuchPlace("turn", len(turns))
-    return Place(number, turns[number - 1].tokens if number else 0)
+    return RewindPoint(number, turns[number - 1].tokens if number else 0)
 
 
-def place_of_token(turns: Sequence[TurnRecord], tokens: int) -> Place:
-    """See ``locate``."""
+def place_of_token(turns: Sequence[TurnRecord], tokens: int) -> RewindPoint:
+    """See ``locate``. Raises NoSuchPlace."""
     if not 0 <= tokens <= (turns[-1].tokens if turns else 0):
         raise NoSuchPlace("tokens", turns[-1].tokens if turns else 0)
     before = sum(turn.tokens <= tokens for turn in turns)
     if before < len(turns) and turns[before].prompt_tokens < tokens < turns[before].tokens:
-        return Place(before + 1, tokens, turns[before].prompt_tokens)
+        return RewindPoint(before + 1, tokens, turns[before].prompt_tokens)
     return place_of_turn(turns, before)
 
 

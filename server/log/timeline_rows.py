@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from server.log.logged_message import LoggedMessage
-from server.log.timeline import NewTurn, NoSuchPlace, Place, Row, Timeline, common_prefix, turns_within
+from server.log.timeline import NewTurn, NoSuchPlace, RewindPoint, Row, Timeline, common_prefix, turns_within
+from server.media.media import PlacedMedia
 
 
 def turn_row(timeline: Timeline, turn: NewTurn, now: int) -> Row:
@@ -37,8 +38,10 @@ def turn_row(timeline: Timeline, turn: NewTurn, now: int) -> Row:
     )
 
 
-def rewind_row(timeline: Timeline, place: Place, reply: LoggedMessage | None, now: int) -> Row:
-    """The row that cuts the timeline back to a place. ``reply`` is what is left of a reply that is cut."""
+def rewind_row(timeline: Timeline, place: RewindPoint, reply: LoggedMessage | None, now: int) -> Row:
+    """The row that cuts the timeline back to a place. ``reply`` is what is left of a reply that is cut.
+    Raises ValueError.
+    """
     if place.reply is None:
         tokens, messages = timeline.ends(place.turns)
         return Row("rewind", now, timeline.fingerprint, place.turns, tokens, keep_messages=messages)
@@ -60,11 +63,15 @@ def rewind_row(timeline: Timeline, place: Place, reply: LoggedMessage | None, no
     )
 
 
-def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
-    """The row that replaces the content of a message and drops everything after it. Raises NoSuchPlace("index")."""
+def edit_row(timeline: Timeline, index: int, content: str, media: Sequence[PlacedMedia], now: int) -> Row:
+    """The row that replaces the content of a message, text and media, and drops everything after it. Raises
+    NoSuchPlace("index").
+    """
     if not 0 <= index < len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages) - 1)
-    return revise_row(timeline, index, [structs.replace(timeline.messages[index], content=content)], now)
+    return revise_row(
+        timeline, index, [structs.replace(timeline.messages[index], content=content, media=(*media,))], now
+    )
 
 
 def revise_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage], now: int) -> Row:

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import sqlalchemy as sql
 
-from server.log.database import LogUnavailable
+from server.log.database import LogUnavailable, SessionDamaged
+from server.log.search_index import create_index, empty_index, has_index, index_messages, index_title, is_sound
+from server.log.stored import metadata_of
 from server.log.tables import (
     FORMAT,
     MIGRATION_LOCK,
     OLDEST_FORMAT,
     chats_index,
     damage_error,
+    define_for_postgresql,
     heartbeats,
+    key_usage,
     leases,
     log_format,
+    media,
+    media_refs,
+    message_texts,
     metadata,
     responses,
+    sessions,
+    shares,
     tombstones,
     turns,
 )
+from server.log.timeline_cache import TimelineCache
 
 FORMAT_5 = {  # the columns that came with it
     (turns.name, "receipt"),
     (tombstones.name, "life"),
     *((table.name, column) for table in (leases, heartbeats) for column in {*table.c.keys()}),
 }
+FORMAT_7 = {(table.name, column) for table in (media, media_refs) for column in {*table.c.keys()}}
+FORMAT_8 = {(message_texts.name, column) for column in {*message_texts.c.keys()}}
+
+FORMAT_9 = {(key_usage.name, column) for column in {*key_usage.c.keys()}}
+FORMAT_10 = {(shares.name, column) for column in {*shares.c.keys()}}
 
 
 def prepare(connection: sql.Connection) -> None:
@@ -32,6 +47,7 @@ def prepare(connection: sql.Connection) -> None:
     LogUnavailable for a log of an unknown format, or if other tables have the same names; LogDamaged.
     """
     if connection.dialect.name == "postgresql":
+        define_for_postgresql()
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     if not sql.inspect(connection).has_table(log_format.name):
         taken = metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}
@@ -43,6 +59,7 @@ def prepare(connection: sql.Connection) -> None:
                 "give the log a database of its own"
             )
         metadata.create_all(connection)
+        create_index(connection)
         connection.execute(sql.insert(log_format).values(version=FORMAT))
     version = connection.execute(sql.select(log_format.c.version)).scalar()
     if not isinstance(version, int):
@@ -58,15 +75,28 @@ def prepare(connection: sql.Connection) -> None:
     if version < FORMAT:
         upgrade(connection)
         connection.execute(sql.update(log_format).values(version=FORMAT))
+    elif not is_sound(connection):
+        empty_index(connection)
+        index_everything(connection)
 
 
 def format_of_tables(connection: sql.Connection) -> int | None:
     """The format of the tables; None for a format that this version cannot read."""
     missing = missing_columns(connection)
-    if missing:
-        return 4 if (turns.name, "receipt") in missing and missing <= FORMAT_5 else None
+    if not missing:
+        return FORMAT if has_index(connection) else None
+    missing -= FORMAT_10
+    if not missing:
+        return 9 if has_index(connection) else None
+    if missing == FORMAT_9:
+        return 8 if has_index(connection) else None
+    missing -= FORMAT_8 | FORMAT_9
+    if missing - FORMAT_7:
+        return 4 if (turns.name, "receipt") in missing and missing <= FORMAT_5 | FORMAT_7 else None
     indexes = {index["name"] for index in sql.inspect(connection).get_indexes(responses.name)}
-    return FORMAT if chats_index.name in indexes else 5
+    if missing:
+        return (6 if chats_index.name in indexes else 5) if missing == FORMAT_7 else None
+    return 7 if chats_index.name in indexes else None
 
 
 def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
@@ -91,3 +121,17 @@ def upgrade(connection: sql.Connection) -> None:
     for table in metadata.tables.values():
         for index in table.indexes:
             index.create(connection, checkfirst=True)
+    if not has_index(connection):
+        create_index(connection)
+        index_everything(connection)
+
+
+def index_everything(connection: sql.Connection) -> None:
+    """Add the texts of all sessions to the search index. Those of damaged ones are left out."""
+    for row in connection.execute(sql.select(sessions).order_by(sessions.c.id)).all():
+        try:
+            timeline = TimelineCache().read(connection, row).timeline
+        except SessionDamaged:
+            continue
+        index_messages(connection, row.id, 0, timeline.messages)
+        index_title(connection, row.id, metadata_of(connection, [row.id])[row.id])

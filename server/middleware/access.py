@@ -48,8 +48,8 @@ class Access:
                 raise
             await error_response(told, scope)(scope, receive, answer.send)
         finally:
-            self.metrics.answered(route_of(scope), answer.status)
-            log_context.answered(scope, route_of(scope), answer.status)
+            self.metrics.count_answer(route_of(scope), answer.status)
+            log_context.log_access(scope, route_of(scope), answer.status)
 
 
 class SentResponse:

@@ -19,10 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError
 from server.http import page
 from server.http.error_responses import error_response
-from server.middleware.key_file import KeyEntry, KeyFile
+from server.log.quota import NO_QUOTA, Quota, begin_quota
+from server.middleware.key_file import KeyEntry, KeyFile, id_of
 from server.middleware.rate_limit import RateLimit
 
-OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/v1/shared"}
+)  # exact matches of scope["path"]; everything else needs a key
 DEFAULT_TENANT = "default"
 ANY = "*"  # every origin
 NO_LIMIT = RateLimit(None, None)
@@ -30,17 +33,23 @@ NO_LIMIT = RateLimit(None, None)
 
 @dataclass(frozen=True)
 class KeyAccess:
-    """What a key gives: the data of its tenant, within its limits."""
+    """What a key gives: the data of its tenant, within its limits, and the ``models`` of these names; None: all.
+    ``key``: its id.
+    """
 
     tenant: str
     limit: RateLimit
+    models: frozenset[str] | None = None
+    key: str = ""
+    quota: Quota = NO_QUOTA
 
 
 class Keyring:
     """The SHA-256 digests of all keys and what each gives; the keys themselves are not kept."""
 
     def __init__(self, api_keys: Mapping[str, str], file: KeyFile | None = None) -> None:
-        self._fixed = {digest(key.encode()): KeyAccess(tenant, NO_LIMIT) for tenant, key in api_keys.items()}
+        digests = {digest(key.encode()): tenant for tenant, key in api_keys.items()}
+        self._fixed = {known: KeyAccess(tenant, NO_LIMIT, key=id_of(known.hex())) for known, tenant in digests.items()}
         self._file = file
         self._entries: dict[KeyEntry, KeyAccess] = {}
         self._known = self._fixed
@@ -57,7 +66,7 @@ class Keyring:
         """
         if not self:
             return self._open
-        if self._file is not None and self._file.changed():
+        if self._file is not None and self._file.has_changed():
             self._read(self._file.entries)
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
@@ -69,15 +78,25 @@ class Keyring:
                 found = access
         return found
 
+    def find(self, tenant: str, key: str) -> KeyAccess | None:
+        """What the key of this id gives, if it is still one of this tenant; without configured keys, everything."""
+        if not self:
+            return self._open if (tenant, key) == (self._open.tenant, self._open.key) else None
+        if self._file is not None and self._file.has_changed():
+            self._read(self._file.entries)
+        return next((one for one in self._known.values() if (one.tenant, one.key) == (tenant, key)), None)
+
     def _read(self, entries: Sequence[KeyEntry]) -> None:
         """Take the keys of the file. What is left of a limit stays, where the entry is the same."""
-        self._entries = {
-            entry: self._entries.get(entry)
-            or KeyAccess(entry.tenant, RateLimit(entry.requests_per_minute, entry.tokens_per_minute))
-            for entry in entries
-        }
+        self._entries = {entry: self._entries.get(entry) or access_of(entry) for entry in entries}
         from_file = {bytes.fromhex(entry.sha256): access for entry, access in self._entries.items()}
         self._known = {**from_file, **self._fixed}
+
+
+def access_of(entry: KeyEntry) -> KeyAccess:
+    """What the key of an entry gives, with nothing used of its limits."""
+    limit = RateLimit(entry.requests_per_minute, entry.tokens_per_minute)
+    return KeyAccess(entry.tenant, limit, entry.allowed, entry.id, Quota(entry.max_sessions, entry.max_bytes))
 
 
 def digest(key: bytes) -> bytes:
@@ -117,8 +136,8 @@ def is_address(name: str) -> bool:
 
 class Guard:
     """ASGI middleware: a request without a valid key gets a 401; without configured keys, one whose Host is not among
-    ``hosts`` gets a 403. Other requests get ``state["tenant"]``. A WebSocket that a page of another origin opens gets a
-    403, unless that is one of ``origins``.
+    ``hosts`` gets a 403. Other requests get ``state["tenant"]``. A WebSocket or a form of a page of another origin gets
+    a 403, unless that is one of ``origins``.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, hosts: Hosts, origins: Collection[str] = ()) -> None:
@@ -134,7 +153,7 @@ class Guard:
             headers = Headers(scope=scope)
             if not self.keyring and not self.hosts.allow(headers.getlist("host")):
                 return error_response(wrong_host_error(), scope)(scope, receive, send)
-            if scope["type"] == "websocket" and not self._may_open_sockets(headers):
+            if needs_no_preflight(scope, headers) and not self._is_own_page(headers):
                 return error_response(wrong_origin_error(), scope)(scope, receive, send)
             if scope["type"] == "http" and page.is_page_request(scope):  # files, by their exact paths
                 return self.app(scope, receive, send)
@@ -142,17 +161,25 @@ class Guard:
             access = self.keyring.access(values[0].encode("latin-1") if len(values) == 1 else None)
             if access is None:
                 return error_response(missing_key_error(bool(values)), scope)(scope, receive, send)
-            scope.setdefault("state", {}).update(tenant=access.tenant, rate_limit=access.limit)
+            scope.setdefault("state", {}).update(
+                tenant=access.tenant, key=access.key, rate_limit=access.limit, models=access.models
+            )
+            begin_quota(access.quota)
             if scope["type"] == "http" and access.limit:
                 return self.app(scope, receive, partial(send_limited, send, access.limit))
         return self.app(scope, receive, send)
 
-    def _may_open_sockets(self, headers: Headers) -> bool:
-        """Whether no page of another origin opens the WebSocket; browsers let any page try (RFC 6455, 10.2)."""
+    def _is_own_page(self, headers: Headers) -> bool:
+        """Whether no page of another origin asks."""
         origin = headers.get("origin")
         if origin is None or not self.origins.isdisjoint({ANY, origin.lower()}):
             return True
         return urlsplit(origin.lower()).netloc == headers.get("host", "").lower()
+
+
+def needs_no_preflight(scope: Scope, headers: Headers) -> bool:
+    """Whether browsers let any page send this: a WebSocket (RFC 6455, 10.2) or a form (Fetch standard)."""
+    return scope["type"] == "websocket" or headers.get("content-type", "").lower().startswith("multipart/")
 
 
 async def send_limited(send: Send, limit: RateLimit, message: Message) -> None:
@@ -169,8 +196,8 @@ def missing_key_error(given: bool) -> ApiError:
 
 
 def wrong_origin_error() -> ApiError:
-    """The 403 for a WebSocket that a page of another origin opens."""
-    message = "Pages of this origin may not open a WebSocket here: see --allow-origin."
+    """The 403 for a WebSocket or a form of a page of another origin."""
+    message = "Pages of this origin may not open a WebSocket or send a form here: see --allow-origin."
     return ApiError(403, message, code="origin_not_allowed")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from server.durable_files import replace_file
 
 logger = logging.getLogger("warmturn.http")
 
@@ -30,7 +31,8 @@ class KeyFileError(Exception):
 
 class KeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A key: its ``tenant``, its digest in hexadecimal digits, when it was made (Unix seconds), and its limits; None:
-    no limit. Tokens are those that are computed: new ones of prompts, and generated ones.
+    no limit. Tokens are those that are computed: new ones of prompts, and generated ones. ``models``: the names of the
+    models that it may use. ``max_sessions`` and ``max_bytes``: what its tenant may keep, see ``server.log.quota``.
     """
 
     tenant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -38,11 +40,19 @@ class KeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     created: int = 0
     requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    models: tuple[str, ...] | None = None
+    max_sessions: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    @property
+    def allowed(self) -> frozenset[str] | None:
+        """The models that the key may use, by their names; None: all."""
+        return None if self.models is None else frozenset(self.models)
 
     @property
     def id(self) -> str:
         """The beginning of the digest, by which people name the key."""
-        return self.sha256[:ID_DIGITS]
+        return id_of(self.sha256)
 
 
 class KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,11 +61,24 @@ class KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[KeyEntry] = []
 
 
-def new_key(tenant: str, requests_per_minute: int | None, tokens_per_minute: int | None) -> tuple[str, KeyEntry]:
-    """A new key, which is kept nowhere, and its entry."""
+def id_of(sha256: str) -> str:
+    """The id of a key with this digest."""
+    return sha256[:ID_DIGITS]
+
+
+def new_key(
+    tenant: str,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    models: Sequence[str] = (),
+    max_sessions: int | None = None,
+    max_bytes: int | None = None,
+) -> tuple[str, KeyEntry]:
+    """A new key, which is kept nowhere, and its entry. Without ``models`` it may use all."""
     key = PREFIX + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return key, KeyEntry(tenant, digest, int(time.time()), requests_per_minute, tokens_per_minute)
+    limits = requests_per_minute, tokens_per_minute, tuple(models) or None, max_sessions, max_bytes
+    return key, KeyEntry(tenant, digest, int(time.time()), *limits)
 
 
 def read_keys(path: Path) -> list[KeyEntry]:
@@ -73,16 +96,10 @@ def write_keys(path: Path, entries: Sequence[KeyEntry]) -> None:
     KeyFileError.
     """
     data = msgspec.json.format(msgspec.json.encode(KeyList([*entries])), indent=2) + b"\n"
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace_file(path, data)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise KeyFileError(f"cannot be written: {error.strerror}") from None
 
 
@@ -96,7 +113,7 @@ class KeyFile:
         self._looked = time.monotonic()
         self.entries = read_keys(path)
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether ``entries`` are new. Looks at the file once a second at most."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:

@@ -7,12 +7,14 @@ many such requests would leave no CPU time for the turns that run.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
+from typing import Protocol
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.engine.engine import Engine, TurnRefused
+from server.engine.engine import TurnRefused
 from server.http.body import is_turn_route
 from server.http.error_responses import as_api_error, error_response
 
@@ -35,15 +37,22 @@ class TurnRoutes:
         return next((template for pattern, template in self._patterns if pattern.match(path)), None)
 
 
+class QueueGate(Protocol):
+    """What knows whether a turn of a tenant would find a place; see ``Engine``."""
+
+    def turns_away(self, tenant: str) -> TurnRefused | None: ...
+    def reading(self, tenant: str) -> AbstractContextManager[None]: ...
+
+
 class Overload:
     """ASGI middleware after authentication: a POST that would become a turn gets its 429 at once while the engine's
     queue has no place for the tenant. Its body is read and dropped, as a client that is still writing would not see the
     answer.
     """
 
-    def __init__(self, app: ASGIApp, engine: Engine, routes: TurnRoutes) -> None:
+    def __init__(self, app: ASGIApp, engines: QueueGate, routes: TurnRoutes) -> None:
         self.app = app
-        self.engine = engine
+        self.engines = engines
         self._routes = routes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -51,14 +60,14 @@ class Overload:
         template = None if tenant is None else self._routes.template_of(scope)
         if template is None:
             return self.app(scope, receive, send)
-        refusal = self.engine.turns_away(tenant)
+        refusal = self.engines.turns_away(tenant)
         if refusal is None:
             return self._read(tenant, scope, receive, send)
         scope["route"] = SimpleNamespace(path=template)  # who counts the answer finds it where routing leaves it
         return refuse(refusal, scope, receive, send)
 
     async def _read(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.engine.reading(tenant):
+        with self.engines.reading(tenant):
             await self.app(scope, receive, send)
 
 

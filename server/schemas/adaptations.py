@@ -12,8 +12,8 @@ _adapted: ContextVar[dict[tuple[str, str], int] | None] = ContextVar("adapted", 
 
 
 class Adaptation(msgspec.Struct, frozen=True):
-    """``rule``: what was done, one of the names in ``docs/receipts.md``; ``param``: the field of the request, or the
-    type of tool or content, that it was done to; ``count``: how often.
+    """``rule``: what was done, one of the names in ``docs/receipts.md``; ``param``: the field of the request, the
+    type of tool or content, or the keyword of a schema that it was done to; ``count``: how often.
     """
 
     rule: str

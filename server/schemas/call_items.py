@@ -6,14 +6,15 @@ For the log, each call is that of a function: a name and arguments, which are te
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.media.media import PlacedMedia
 from server.schemas.custom_input import arguments_with, input_of, read_json
-from server.schemas.item_texts import InputText, Status
+from server.schemas.item_texts import InputPart, Status, input_parts
 
 CallKind = Literal["fc", "ctc", "tsc", "lsh"]  # the prefix of the ids of such items
 OutputKind = Literal["fco", "ctco", "tso", "lsho"]
@@ -72,14 +73,14 @@ class ShellCallItem(CallBase, frozen=True, tag_field="type", tag="local_shell_ca
 class CallOutputItem(OutputBase, frozen=True, tag_field="type", tag="function_call_output"):
     """What a function gave back."""
 
-    output: str | list[InputText]
+    output: str | list[InputPart]
     status: Status = "completed"
 
 
 class CustomOutputItem(OutputBase, frozen=True, tag_field="type", tag="custom_tool_call_output"):
     """What a custom tool gave back."""
 
-    output: str | list[InputText]
+    output: str | list[InputPart]
     status: Status = "completed"
 
 
@@ -117,17 +118,20 @@ def call_item(
             return CallItem(id, call_id, name, arguments, status, namespace)
 
 
-def output_item(kind: str, id: str, call_id: str, text: str, tools: list[Any]) -> AnyOutput:
+def output_item(
+    kind: str, id: str, call_id: str, text: str, tools: list[Any], media: Sequence[PlacedMedia] = ()
+) -> AnyOutput:
     """The item of a logged output; ``tools``: those that a search found."""
+    output = input_parts(text, media) if media else text
     match kind:
         case "ctco":
-            return CustomOutputItem(id, call_id, text)
+            return CustomOutputItem(id, call_id, output)
         case "tso":
             return SearchOutputItem(id, call_id, tools)
         case "lsho":
             return ShellOutputItem(id, call_id, text)
         case _:
-            return CallOutputItem(id, call_id, text)
+            return CallOutputItem(id, call_id, output)
 
 
 def arguments_of(item: AnyCall) -> str:

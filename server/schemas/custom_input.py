@@ -42,7 +42,7 @@ def custom_names(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 def read_json(text: str) -> Any:
     """The value of a JSON text, in which strings may have line breaks; the text itself if it is none."""
     try:
-        return json.loads(surrogates.mended(text), strict=False)
+        return json.loads(surrogates.mend(text), strict=False)
     except (ValueError, RecursionError):
         return text
 
@@ -87,7 +87,7 @@ class InputStream:
         inside = INSIDE.match(self._waiting)
         assert inside is not None  # it matches the empty text too
         self._ended = self._waiting[inside.end() :].startswith('"')
-        size = inside.end() if self._ended else surrogates.settled(inside.group())
+        size = inside.end() if self._ended else surrogates.settled_length(inside.group())
         read, self._waiting = self._waiting[:size], self._waiting[size:]
         value = read_json(f'"{read}"')
         if value == f'"{read}"':  # an escape that JSON does not have

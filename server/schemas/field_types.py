@@ -15,7 +15,9 @@ TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 
 
 def bias(value: object) -> object:
-    """``logit_bias`` by token id; ids outside the vocabulary are refused later, when the model is known."""
+    """``logit_bias`` by token id; ids outside the vocabulary are refused later, when the model is known.
+    Raises ValueError.
+    """
     if not isinstance(value, dict):
         raise ValueError("must be an object with token ids as keys and numbers as values")
     biases = {}
@@ -29,7 +31,7 @@ def bias(value: object) -> object:
 
 
 def stops(value: object) -> object:
-    """``stop`` as a list."""
+    """``stop`` as a list. Raises ValueError for too many, or for one of another length."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list):
         if len(texts) > MAX_STOPS:

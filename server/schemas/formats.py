@@ -81,7 +81,7 @@ ResponseFormat = Annotated[
 
 
 def schema(value: object) -> object:
-    """A JSON schema, given as an object or as JSON text."""
+    """A JSON schema, given as an object or as JSON text. Raises ValueError for anything else."""
     if isinstance(value, str):
         try:
             return parse(value.encode())
@@ -116,12 +116,12 @@ class StructuredOutputs(Strict):
     @model_validator(mode="after")
     def one_format(self) -> Self:
         """One, and not none."""
-        given = [name for name, value in self.named().items() if value]
+        given = [name for name, value in self.by_kind().items() if value is not False]
         if len(given) != 1:
             raise wrong(given[1] if given else "json", "or another format must be given, and only one")
         return self
 
-    def named(self) -> dict[str, Any]:
+    def by_kind(self) -> dict[str, Any]:
         """The fields that are formats, by the names of their kinds."""
         values = {"json": self.json_, "regex": self.regex, "grammar": self.grammar, "choice": self.choice}
         return {**{kind: value for kind, value in values.items() if value is not None}, "json_object": self.json_object}
@@ -164,7 +164,7 @@ class Formatted(Strict):
             raise wrong(second, f"cannot be used together with {first}")
         return self
 
-    def wanted(self) -> Wanted | None:
+    def wanted_format(self) -> Wanted | None:
         """The format of the reply; None: any text."""
         return next(iter(self._formats()), None)
 
@@ -181,7 +181,7 @@ class Formatted(Strict):
             values = [(kind, getattr(self, prefix + kind)) for kind in kinds]
             found += [Wanted(prefix + kind, kind, value) for kind, value in values if value is not None]
         if self.structured_outputs is not None:
-            (kind, value), *_ = [pair for pair in self.structured_outputs.named().items() if pair[1]]
+            (kind, value), *_ = [pair for pair in self.structured_outputs.by_kind().items() if pair[1] is not False]
             what = ("json", ANY_OBJECT) if kind == "json_object" else (kind, value)
             found.append(Wanted(f"structured_outputs.{kind}", *what))
         return found
@@ -189,13 +189,13 @@ class Formatted(Strict):
 
 async def format_grammar(body: Formatted, check: GrammarCheck) -> str | None:
     """The grammar of a reply, checked to compile; None: no grammar. Raises a 400 that names the parameter."""
-    wanted = body.wanted()
+    wanted = body.wanted_format()
     if wanted is None:
         return None
-    return await checked(check, wanted.param, wanted.grammar)
+    return await check_grammar(check, wanted.param, wanted.grammar)
 
 
-async def checked(check: GrammarCheck, param: str, make: Callable[[], str]) -> str:
+async def check_grammar(check: GrammarCheck, param: str, make: Callable[[], str]) -> str:
     """The grammar that ``make`` (of ``constraints.grammars``) returns, checked to compile. Raises a 400 that names
     ``param``.
     """

@@ -1,10 +1,14 @@
-"""The texts within items: what a client said, what the model said or thought, with its log-probabilities."""
+"""The parts of items: what a client said and showed, what the model said or thought, with its log-probabilities."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
+
+from server.media.media import Media, PlacedMedia, interleave
+from server.schemas.media_parts import join_parts
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -13,6 +17,42 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     """What a client said."""
 
     text: str
+
+
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    """A picture. ``image_url``: where this server gives it out, a path; it can be sent again so."""
+
+    image_url: str
+    media: Media
+    detail: str = "auto"
+
+
+class InputSound(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """A sound. ``audio_url``: as of a picture."""
+
+    audio_url: str
+    media: Media
+
+
+InputPart = InputText | InputImage | InputSound
+
+
+def input_part(given: str | Media) -> InputPart:
+    """A text or a medium as a part of an item."""
+    if isinstance(given, str):
+        return InputText(given)
+    plain = Media(given.kind, given.digest, given.format, given.width, given.height)
+    return InputImage(given.url, plain) if given.kind == "image" else InputSound(given.url, plain)
+
+
+def input_parts(text: str, media: Sequence[PlacedMedia]) -> list[InputPart]:
+    """A logged content as the parts of an item; at least one."""
+    return [input_part(one) for one in interleave(text, media)] or [InputText("")]
+
+
+def plain_parts(parts: Iterable[InputPart | OutputText]) -> tuple[str, list[PlacedMedia]]:
+    """The parts of an item as a logged content."""
+    return join_parts(part.media if isinstance(part, InputImage | InputSound) else part.text for part in parts)
 
 
 class ItemTopLogprob(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType, structs
 from server.log.identity import SESSION_ID
 from server.log.logged_message import LoggedMessage, Role
 from server.schemas.call_items import CALL_KINDS, OUTPUT_KINDS, AnyCall, AnyOutput, call_item, output_item
-from server.schemas.item_texts import InputText, OutputText, ReasoningText, Status
+from server.schemas.item_texts import InputPart, OutputText, ReasoningText, Status, input_parts, plain_parts
 
 SEALED_AT = 3  # where the entry of a summary has what clients keep of the compaction
 ITEM_KINDS = ("msg", "rs", "at", "cmp", *CALL_KINDS, *OUTPUT_KINDS)
@@ -35,7 +35,7 @@ def new_id(kind: str, session: str | None) -> str:
     return f"{kind}_{secrets.token_hex(16)}" if session is None else f"{kind}_{session}_{secrets.token_hex(6)}"
 
 
-def parsed_id(given: str, *kinds: str) -> tuple[str, str] | None:
+def parse_id(given: str, *kinds: str) -> tuple[str, str] | None:
     """Session and key of an id of a known kind; None for other ids."""
     kind, _, rest = given.partition("_")
     session, _, key = rest.rpartition("_")
@@ -51,7 +51,7 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
     id: str
     role: Role
-    content: list[InputText | OutputText]
+    content: list[InputPart | OutputText]
     status: Status = "completed"
 
 
@@ -112,11 +112,11 @@ def message_items(message: LoggedMessage, session: str, number: int) -> Iterator
             yield CompactionItem(entries[0][0], entries[0][SEALED_AT])
     elif role == "tool":
         first, tools = entries[0], tools_of(entries[0])
-        yield output_item(kind_of(first), first[0], message.tool_call_id, message.content, tools)
+        yield output_item(kind_of(first), first[0], message.tool_call_id, message.content, tools, message.media)
     elif kind_of(entries[0]) == "at":
         yield AddedToolsItem(entries[0][0], tools_of(entries[0]))
     elif role != "assistant":
-        yield MessageItem(entries[0][0], role, [InputText(message.content)])
+        yield MessageItem(entries[0][0], role, [*input_parts(message.content, message.media)])
     else:
         yield from reply_items(message, entries)
 
@@ -149,18 +149,19 @@ def entries_of(message: LoggedMessage, session: str, number: int) -> list[Entry]
     """The ``items`` of a message, derived ones if it has none."""
     if message.items:
         return [*message.items]
-    digest = hashlib.blake2b(repr((number, message.role, message.content)).encode(), digest_size=6).hexdigest()
+    facts = (number, message.role, message.content, *(one.digest for one in message.media))
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
-    def made(kind: str, text: str, count: int = 0) -> Entry:
+    def make_entry(kind: str, text: str, count: int = 0) -> Entry:
         return [f"{kind}_{session}_{digest}" + (f"x{count}" if count else ""), len(text)]
 
     if message.role == "tool":
-        return [made("fco", message.content)]
-    entries = [made("rs", message.reasoning_content)] if message.reasoning_content else []
+        return [make_entry("fco", message.content)]
+    entries = [make_entry("rs", message.reasoning_content)] if message.reasoning_content else []
     calls = message.tool_calls
     if message.content or not (calls or entries):
-        entries.append(made("msg", message.content))
-    return entries + [made("fc", "", count) for count, _ in enumerate(calls, 1)]
+        entries.append(make_entry("msg", message.content))
+    return entries + [make_entry("fc", "", count) for count, _ in enumerate(calls, 1)]
 
 
 def tools_of(entry: Entry) -> list[Any]:
@@ -180,20 +181,20 @@ def without(message: LoggedMessage, session: str, number: int, id: str) -> Logge
     if not rest:
         return None
     content, thought, calls = "", "", []
-    for item, call in paired(reply_items(message, entries), message.tool_calls):
+    for item, call in pair(reply_items(message, entries), message.tool_calls):
         match item:
             case _ if item.id == id:
                 pass
             case MessageItem():
-                content += item.content[0].text
+                content += plain_parts(item.content)[0]
             case ReasoningItem():
                 thought += item.content[0].text
             case _:
                 calls.append(call)
-    return structs.replace(message, content=content, reasoning_content=thought, tool_calls=calls, items=rest)
+    return structs.replace(message, content=content, reasoning_content=thought, tool_calls=(*calls,), items=(*rest,))
 
 
-def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, Any]]:
+def pair(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, Any]]:
     """Items; those that are calls together with the message's logged call."""
     waiting = iter(calls)
     for item in items:
@@ -202,4 +203,4 @@ def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, 
 
 def bare(message: LoggedMessage) -> LoggedMessage:
     """A message with only the fields that are rendered."""
-    return structs.replace(message, items=[], instructions=False, begun=0, dropped=False)
+    return structs.replace(message, items=(), instructions=False, begun=0, dropped=False)

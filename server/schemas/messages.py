@@ -10,14 +10,17 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server import surrogates
 from server.errors import bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
+from server.media.media import Media, PlacedMedia
 from server.schemas.custom_input import arguments_with
+from server.schemas.media_parts import CheckedMedia, join_parts, kind_of_part
 from server.schemas.sent_history import PART_TYPES, mend_history
-from server.schemas.strict import Harmless, Strict, missing, wrong
+from server.schemas.strict import Harmless, Strict, missing_field_error, wrong
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 4096
 MAX_PARTS = 10_000  # of a content
 MAX_ID = 256  # characters
+THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text")  # fields for the reasoning of a reply
 NAME = r"^[a-zA-Z0-9_-]{1,128}$"
 
 
@@ -51,7 +54,7 @@ class TextPart(Strict):
     def has_its_text(self) -> Self:
         """The field that the type names, and not the other one."""
         if getattr(self, self.type) is None:
-            raise missing(self.type)
+            raise missing_field_error(self.type)
         if self.text is not None and self.refusal is not None:
             raise wrong("text" if self.type == "refusal" else "refusal", "is not allowed for this type")
         return self
@@ -62,18 +65,23 @@ class TextPart(Strict):
         return self.text or self.refusal or ""
 
 
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[CheckedMedia, Tag("<media>")], Discriminator(kind_of_part)
+]
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[Annotated[list[TextPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)], Tag("<parts>")],
+    | Annotated[Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)], Tag("<parts>")],
     Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
 ]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
-CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text if all went well
+CallArguments = Annotated[str, AfterValidator(surrogates.mend)]  # a JSON text if all went well
 
 
-def plain_text(content: str | list[TextPart]) -> str:
-    """A message's content as one text. Parts are joined by newlines."""
-    return content if isinstance(content, str) else "\n".join(part.plain for part in content)
+def plain_content(content: str | list[TextPart | Media]) -> tuple[str, list[PlacedMedia]]:
+    """A message's content as one text, in which its media are placed. Texts are joined by newlines."""
+    if isinstance(content, str):
+        return content, []
+    return join_parts(part if isinstance(part, Media) else part.plain for part in content)
 
 
 def kind_of_call(value: object) -> str:
@@ -141,7 +149,15 @@ class ChatMessageParam(Strict):
 
     LATER: ClassVar[Harmless] = {"audio": (), "function_call": ()}
     IDLE: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "cache_control", "id", "provider_specific_fields", "reasoning_details"}
+        {
+            "annotations",
+            "cache_control",
+            "copilot_cache_control",
+            "id",
+            "provider_specific_fields",
+            "reasoning_details",
+            "reasoning_opaque",
+        }
     )
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(only_roles)]
     content: Content | None = None
@@ -149,6 +165,8 @@ class ChatMessageParam(Strict):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_text: str | None = None  # Copilot's name for it, beside a sealed form of it
+    reasoning_opaque: str | None = None
     tool_calls: Annotated[list[AnyCall], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(
         default_factory=list
     )
@@ -157,6 +175,7 @@ class ChatMessageParam(Strict):
     reasoning_details: object = None  # OpenRouter's form of reasoning, beside the text
     annotations: list[object] | None = None
     cache_control: dict[str, Any] | None = None
+    copilot_cache_control: dict[str, Any] | None = None
     id: str | None = None
     prefix: bool = False
 
@@ -177,35 +196,38 @@ class ChatMessageParam(Strict):
     def fits_its_role(self) -> Self:
         """Each field where it belongs, and all that its role needs."""
         if self.role != "assistant":
-            for field in ("refusal", "reasoning_content", "reasoning", "tool_calls", "prefix"):
+            for field in ("refusal", *THOUGHTS, "tool_calls", "prefix"):
                 if getattr(self, field):
                     raise wrong(field, "is only allowed in assistant messages")
         if (self.role == "tool") != (self.tool_call_id is not None):
             if self.role == "tool":
-                raise missing("tool_call_id")
+                raise missing_field_error("tool_call_id")
             raise wrong("tool_call_id", "is only allowed in tool messages")
-        thoughts = {self.reasoning, self.reasoning_content} - {None, ""}
-        if len(thoughts) > 1:
-            raise wrong("reasoning", "differs from reasoning_content")
+        thoughts = {field: text for field in THOUGHTS if (text := getattr(self, field))}
+        for field, text in thoughts.items():
+            if text != self.thought:
+                raise wrong(field, f"differs from {next(iter(thoughts))}")
         if self.content is None and self.role != "assistant":
-            raise missing("content")
+            raise missing_field_error("content")
         return self
 
     @property
     def thought(self) -> str:
         """The reasoning of a reply; "" if it has none."""
-        return self.reasoning_content or self.reasoning or ""
+        return next((text for field in THOUGHTS if (text := getattr(self, field))), "")
 
     def plain(self) -> LoggedMessage:
         """The logged message."""
-        texts = [plain_text(self.content) if self.content is not None else "", self.refusal or ""]
+        content, media = plain_content(self.content or "")
+        texts = [content, self.refusal or ""]
         return LoggedMessage(
             self.role,
             "\n".join(text for text in texts if text),
             name=self.name or "",
             reasoning_content=self.thought,
-            tool_calls=[call.plain() for call in self.tool_calls],
+            tool_calls=tuple(call.plain() for call in self.tool_calls),
             tool_call_id=self.tool_call_id or "",
+            media=(*media,),
         )
 
 

@@ -4,6 +4,7 @@ microsecond.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Literal
 
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from cache.tier import Tier
-from scheduler.protocol import Miss
+from scheduler.turn_receipt import Miss
 from server.schemas.adaptations import Adaptation
 
 # The last is not OpenAI's: only ``POST /v1/sessions/{id}/cancel`` and its like end a reply so.
@@ -19,19 +20,39 @@ Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """How many prompt tokens came from the session's cache."""
+    """How many prompt tokens came from the session's cache; and how many stand for pictures or sounds, if there are
+    any.
+    """
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+
+    @classmethod
+    def with_media(cls, cached: int, kinds: Collection[str], rows: int) -> CachedTokens:
+        """Of prompts with so many rows of media; the model takes media of one kind of ``kinds``."""
+        if not rows:
+            return cls(cached)
+        return cls(cached, rows) if "image" in kinds else cls(cached, audio_tokens=rows)
+
+
+class DraftCounts(msgspec.Struct, frozen=True):
+    """Tokens that were drafted, and how many of these are in the reply."""
+
+    drafted: int
+    accepted: int
 
 
 class CompletionTokens(msgspec.Struct, frozen=True):
     """How many generated tokens were reasoning; and how many tokens of the client's prediction were fed as drafts, and
     accepted or rejected. Rejected ones are not part of the reply and are not counted in ``completion_tokens``.
+    ``speculation``: all drafted tokens, by source, if there are any.
     """
 
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    speculation: dict[str, DraftCounts] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -55,6 +76,8 @@ class MissReason(StrEnum):
     CHEAPER = Miss.CHEAPER.value
     NO_ROOM = Miss.NO_ROOM.value
     NO_CHECKPOINT = Miss.NO_CHECKPOINT.value
+    WINDOW = Miss.WINDOW.value
+    ADAPTER = Miss.ADAPTER.value
     DIVERGED = Miss.DIVERGED.value
 
 
@@ -112,11 +135,11 @@ class CompactionReceipt(msgspec.Struct, frozen=True):
     kept: str | UnsetType = UNSET
 
 
-class DraftCounts(msgspec.Struct, frozen=True):
-    """Tokens that were drafted, and how many of these are in the reply."""
+class PictureCounts(msgspec.Struct, frozen=True):
+    """Pictures of a prompt: those that the encoder was run on for this turn, and the others."""
 
-    drafted: int
-    accepted: int
+    encoded: int
+    reused: int
 
 
 class CacheReceipt(msgspec.Struct, frozen=True):
@@ -127,7 +150,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     ``adapted``: what of it was taken otherwise than it is written. ``line``: for a request with a hint of its
     conversation. ``compaction``: where older messages were summarised. ``thinking_budget_spent``: the budget for
     reasoning was spent, in one choice at least, and the end of the reasoning was forced. ``speculation``: what was
-    drafted for the reply, by source.
+    drafted for the reply, by source. ``pictures``: where a prompt has some. ``decode_ms`` is from the first token to
+    the last; absent where there is but one.
     """
 
     prompt_tokens: int
@@ -144,6 +168,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     compaction: CompactionReceipt | UnsetType = UNSET
     thinking_budget_spent: bool | UnsetType = UNSET
     speculation: dict[str, DraftCounts] | UnsetType = UNSET
+    pictures: PictureCounts | UnsetType = UNSET
+    decode_ms: float | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

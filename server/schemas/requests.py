@@ -18,7 +18,8 @@ from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stoppin
 from server.log.logged_message import LoggedMessage
 from server.schemas.field_types import INT32, INT64, Bias, Limit, Stops, Temperature, TokenIds, TopP
 from server.schemas.formats import Formatted
-from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_text
+from server.schemas.keep_alive import kept_seconds
+from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_content
 from server.schemas.metadata import Metadata
 from server.schemas.routed_fields import Effort, RoutedFields
 from server.schemas.strict import Harmless, Strict, wrong
@@ -197,7 +198,7 @@ class TurnRequest(Strict):
         number ``choice``; None for none at all."""
         return None
 
-    def sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+    def make_sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
         """The sampling of choice number ``choice``, with a seed of its own, so that choices differ and are
         reproducible. ``silent`` has the defaults; ``bad_words`` are token ids.
         """
@@ -217,7 +218,7 @@ class TurnRequest(Strict):
             bad_words=bad_words,
         )
 
-    def stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
+    def make_stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
         """The stop conditions of a choice. The stop strings of ``silent`` act like end-of-sequence tokens: they end a
         reply unless the request has stop strings of its own, or ignores end-of-sequence tokens.
         """
@@ -275,6 +276,7 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
     )
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     store: bool = False
+    background: bool = False
     metadata: Metadata | None = None
     prediction: Prediction | None = None
     max_tokens: Limit = None
@@ -289,7 +291,13 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
             raise PydanticCustomError("value_error", "needs logprobs: true", {"field": "top_logprobs"})
         if self.n_probs and self.top_logprobs not in (None, self.n_probs):
             raise wrong("n_probs", "differs from top_logprobs")
+        if self.background and not self.stream:
+            raise wrong("background", "needs stream: true")
         return self
+
+    @property
+    def keep_seconds(self) -> int:
+        return max(super().keep_seconds, kept_seconds(self.keep_alive))
 
     @property
     def hints(self) -> dict[str, str]:
@@ -301,7 +309,7 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
 
     @property
     def predicted(self) -> str:
-        return "" if self.prediction is None else plain_text(self.prediction.content)
+        return "" if self.prediction is None else plain_content(self.prediction.content)[0]
 
     @property
     def effort(self) -> str | None:

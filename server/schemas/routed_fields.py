@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from server.schemas.adaptations import adapt
+from server.schemas.keep_alive import KeepAlive
 from server.schemas.strict import Harmless, Strict
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -24,7 +25,7 @@ class ThinkingSwitch(Strict):
     clear_thinking: bool | None = None
 
 
-class ReasoningOptions(Strict):
+class RoutedReasoning(Strict):
     """OpenRouter's options of reasoning. It is returned in full, whatever the ``summary``."""
 
     IDLE: ClassVar[frozenset[str]] = frozenset({"summary"})
@@ -52,13 +53,13 @@ class OllamaOptions(Strict):
 class RoutedFields(Strict):
     """The fields. ``enable_thinking`` is Qwen's, ``thinking`` of GLM, DeepSeek and others, ``reasoning`` OpenRouter's,
     ``think`` Ollama's. ``options`` and ``num_ctx`` size the context of a server that is not sized yet.
-    ``web_search`` and OpenAI's ``web_search_options`` ask for a search, which only a vendor can run.
+    ``keep_alive`` is Ollama's; here it pins the conversation's KV. ``web_search`` and OpenAI's ``web_search_options``
+    ask for a search, which only a vendor can run.
     """
 
     IDLE: ClassVar[frozenset[str]] = frozenset(
         {
             "cache_control",
-            "keep_alive",
             "num_ctx",
             "provider",
             "transforms",
@@ -69,9 +70,9 @@ class RoutedFields(Strict):
     enable_thinking: bool | None = None
     thinking: ThinkingSwitch | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: RoutedReasoning | None = None
     cache_control: dict[str, Any] | None = None
-    keep_alive: str | int | float | None = None
+    keep_alive: KeepAlive | None = None
     num_ctx: int | None = None
     options: OllamaOptions | None = None
     provider: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from server.errors import ApiError
 from server.log.logged_message import LoggedMessage, to_json
+from server.media.media import without_media
 from server.schemas.json_body import parse
 from server.schemas.messages import MAX_MESSAGES, check_calls
 from server.schemas.tools import Tool
@@ -33,7 +34,7 @@ def unseal_messages(sealed: str) -> list[LoggedMessage] | None:
     try:
         data = base64.b64decode(sealed.removeprefix(SEAL), validate=True)
         given = msgspec.convert(parse(data).get("messages"), list[LoggedMessage])
-        messages = [checked(plain_message(message)) for message in given]
+        messages = [check_message(plain_message(message)) for message in given]
         check_calls([], messages)
     except (binascii.Error, ValueError, TypeError, ApiError):
         return None
@@ -42,11 +43,12 @@ def unseal_messages(sealed: str) -> list[LoggedMessage] | None:
 
 
 def plain_message(message: LoggedMessage) -> LoggedMessage:
-    """A message with what is said in it only."""
-    return structs.replace(message, items=[], instructions=False, tools=None, template=None, begun=0, dropped=False)
+    """A message with what is said in it only; pictures are named in brackets, as nobody keeps their bytes."""
+    said = structs.replace(message, content=without_media(message.content, message.media), media=())
+    return structs.replace(said, items=(), instructions=False, tools=None, template=None, begun=0, dropped=False)
 
 
-def checked(message: LoggedMessage) -> LoggedMessage:
+def check_message(message: LoggedMessage) -> LoggedMessage:
     """The message, as clients may have written it themselves. Raises ValueError for one that no request could have."""
     if message.role not in SPOKEN:
         raise ValueError("a role that is no part of a conversation")
@@ -54,4 +56,4 @@ def checked(message: LoggedMessage) -> LoggedMessage:
         tools = [Tool.model_validate(tool).plain() for tool in message.added_tools]
     except ValidationError:
         raise ValueError("a tool that is none") from None
-    return structs.replace(message, added_tools=tools)
+    return structs.replace(message, added_tools=(*tools,))

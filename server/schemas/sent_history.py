@@ -57,13 +57,13 @@ def seen_as_text(part: object, role: str) -> object:
 def with_ids(message: dict[str, Any], number: int) -> tuple[dict[str, Any], list[str]]:
     """An earlier reply whose calls all have ids, and the ids that were given; ``number`` is its place."""
     calls = message.get("tool_calls")
-    if not isinstance(calls, list) or all(not unnamed(call) for call in calls):
+    if not isinstance(calls, list) or all(not is_unnamed(call) for call in calls):
         return message, []
-    given = {index: f"call_{number}_{index}" for index, call in enumerate(calls) if unnamed(call)}
+    given = {index: f"call_{number}_{index}" for index, call in enumerate(calls) if is_unnamed(call)}
     made = [{**call, "id": given[index]} if index in given else call for index, call in enumerate(calls)]
     return {**message, "tool_calls": made}, [*given.values()]
 
 
-def unnamed(call: object) -> bool:
+def is_unnamed(call: object) -> bool:
     """Whether a call's id is empty."""
     return isinstance(call, dict) and call.get("id") == ""

@@ -6,6 +6,7 @@ Where the server is told to ignore unknown fields, these are left out, and their
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
@@ -13,7 +14,11 @@ from typing import ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from pydantic_core import PydanticCustomError
+
+# FastAPI ignores it while it makes a route; what it has deferred is built after that.
+warnings.filterwarnings("ignore", category=UnsupportedFieldAttributeWarning)
 
 Harmless = Mapping[str, tuple[object, ...]]
 
@@ -27,7 +32,7 @@ def ignore_unknown(wanted: bool) -> None:
     _ignored.set({} if wanted else None)
 
 
-def ignored() -> list[str]:
+def ignored_fields() -> list[str]:
     """The unknown fields of this task's request that were ignored."""
     return [*(_ignored.get() or ())]
 
@@ -47,7 +52,8 @@ class Strict(BaseModel):
     ``NULLS``: fields for which null is a value.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # A validator is built when it is first used: most servers are asked for few of the APIs, and all take 10 MB.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     LATER: ClassVar[Harmless] = {}
     IDLE: ClassVar[frozenset[str]] = frozenset()
     NULLS: ClassVar[frozenset[str]] = frozenset()
@@ -83,7 +89,7 @@ def wrong(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("value_error", message, {"field": field})
 
 
-def missing(field: str) -> PydanticCustomError:
+def missing_field_error(field: str) -> PydanticCustomError:
     """The error for a field that other fields require."""
     return PydanticCustomError("missing", "is required", {"field": field})
 
@@ -91,8 +97,10 @@ def missing(field: str) -> PydanticCustomError:
 M = TypeVar("M", bound=BaseModel)
 
 
-def validated(model: type[M], fields: Mapping[str, object]) -> M:
-    """``fields`` validated as ``model``. Errors are reported as for the body that was sent."""
+def validate(model: type[M], fields: Mapping[str, object]) -> M:
+    """``fields`` validated as ``model``. Errors are reported as for the body that was sent.
+    Raises RequestValidationError.
+    """
     try:
         return model.model_validate(fields)
     except ValidationError as error:

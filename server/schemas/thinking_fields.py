@@ -13,7 +13,8 @@ Tokens = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 class ThinkingFields(Strict):
     """The fields mean the same: -1 is no limit, 0 no reasoning. ``thinking_token_budget`` is vLLM's,
-    ``thinking_budget`` Qwen's, the others are llama.cpp's.
+    ``thinking_budget`` Qwen's, the others are llama.cpp's. Every field is a budget, see ``given_budgets``: other rules
+    about reasoning are fields of ``TurnRequest``.
     """
 
     thinking_token_budget: Tokens | None = None

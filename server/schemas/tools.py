@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server.schemas.adaptations import adapt
 from server.schemas.custom_input import INPUT, custom_description
 from server.schemas.messages import MAX_TOOLS, NAME
-from server.schemas.strict import Strict, missing, wrong
+from server.schemas.strict import Strict, missing_field_error, wrong
 
 MAX_DESCRIPTION = 262_144  # characters
 MAX_GRAMMAR = 65_536  # characters
@@ -99,7 +99,11 @@ class CustomFormat(Strict):
     def has_its_grammar(self) -> Self:
         """A grammar is given if and only if the type says so."""
         if (self.type == "grammar") != (self.grammar is not None):
-            raise missing("grammar") if self.grammar is None else wrong("grammar", "is only allowed with type: grammar")
+            raise (
+                missing_field_error("grammar")
+                if self.grammar is None
+                else wrong("grammar", "is only allowed with type: grammar")
+            )
         return self
 
 
@@ -148,7 +152,7 @@ ChatTool = Annotated[
 ]
 
 
-def offered(value: object) -> object:
+def without_vendor_tools(value: object) -> object:
     """The tools without those that only a vendor can run."""
     if not isinstance(value, list):
         return value
@@ -248,7 +252,7 @@ class Tooled(Strict):
             Field(max_length=MAX_TOOLS),
             Field(fail_fast=True),
             AfterValidator(distinct),
-            BeforeValidator(offered),
+            BeforeValidator(without_vendor_tools),
         ]
         | None
     ) = None

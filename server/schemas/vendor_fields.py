@@ -57,7 +57,7 @@ class VendorFields(Strict):
         return "" if self.cache_prompt else uuid.uuid4().hex
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenOptions:
     """What a reply contains about its tokens. ``ids``: token ids of prompt and reply; ``logprobs``: for how many
     alternatives per token (None: no log-probabilities), with tokens named ``token_id:N`` if ``as_ids``; ``prompt``: the

@@ -61,7 +61,7 @@ def note(**fields: object) -> None:
         about.update(fields)
 
 
-def answered(scope: Scope, route: str, status: int) -> None:
+def log_access(scope: Scope, route: str, status: int) -> None:
     """Log the access line of a request; status 0: the client disconnected before an answer."""
     level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
     if not access.isEnabledFor(level):

@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from cache.tier import StopKind, Tier
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Delta, DraftSource, FinishReason, Miss, Receipt, Stats
+from scheduler.protocol import Delta, DraftSource, FinishReason, Stats
+from scheduler.turn_receipt import Miss, Receipt
 from server import __version__
 from server.log.recovery.salvage import Salvage
 from server.schemas.objects import LineOutcome, MissReason
@@ -49,6 +50,10 @@ COUNTERS = {
     "preemptions": ("preemptions", "Turns preempted because pages ran out"),
     "disk_saves": ("session_saves", "KV files written; each has the new tokens of one session"),
     "warmed": ("prefetches", "Announced sessions whose KV was brought to the device"),
+    "pictures_encoded": ("pictures_encoded", "Pictures and sounds of chats that the encoder was run on"),
+    "windows": ("windows_heard", "Windows of speech that were written down"),
+    "encoder_seconds": ("encoder_seconds", "Time that these pictures, sounds and windows took"),
+    "pooled": ("pooled_inputs", "Texts that were embedded, and pairs of texts that were scored"),
     "disk_written": ("disk_written_bytes", "KV written to disk"),
     "disk_read": ("disk_read_bytes", "KV read from disk"),
     "disk_errors": ("disk_errors", "Reads and writes of KV that failed"),
@@ -130,7 +135,7 @@ class Metrics(Collector):
             for state in SALVAGED:
                 self.salvaged.add(getattr(salvage, state), state)
 
-    def answered(self, route: str, status: int) -> None:
+    def count_answer(self, route: str, status: int) -> None:
         """Count one answer; status 0: the client disconnected before an answer."""
         self.requests.add(1, route, str(status))
 
@@ -151,6 +156,11 @@ class Metrics(Collector):
             self._engine = stats.pid
         self._stats, self._ready = stats, ready
 
+    def count_unload(self) -> None:
+        """The engine was ended because its model was unloaded: the next one is no restart."""
+        self.engine(Stats(), False)
+        self._engine = 0
+
     def model(self, name: str, facts: ModelFacts | None) -> None:
         """Set the served model and its name in the API; None: unchanged."""
         if facts is not None:
@@ -165,7 +175,12 @@ class Metrics(Collector):
         """A stopwatch for one turn. ``started`` is when its request came, by ``time.perf_counter``."""
         return Stopwatch(self, started)
 
-    def committed(self, recomputed: int, miss: MissReason | None) -> None:
+    def pooled(self, tokens: int, seconds: float) -> None:
+        """Count a request for embeddings or scores: its tokens, and the time since it came."""
+        self.prompts.observe(tokens)
+        self.whole.observe(seconds)
+
+    def count_commit(self, recomputed: int, miss: MissReason | None) -> None:
         """Count a committed turn of a session with earlier turns: its recomputed tokens, and the reason."""
         if recomputed:
             self.misses.add(1, UNKNOWN_MISS if miss is None else miss)
@@ -256,7 +271,8 @@ class Metrics(Collector):
 
 class Stopwatch:
     """The times of one turn. ``receipt`` and ``queued`` (seconds) are set when it is admitted, ``first`` (seconds since
-    the request) and ``prefill`` (since admission) with its first token.
+    the request) and ``prefill`` (since admission) with its first token, ``decode`` (from there to the last one so far)
+    with those that come after it, ``ran`` (since admission) at its end.
     """
 
     def __init__(self, metrics: Metrics, started: float) -> None:
@@ -264,13 +280,15 @@ class Stopwatch:
         self.queued: float | None = None
         self.first: float | None = None
         self.prefill: float | None = None
+        self.ran = 0.0
+        self.decode: float | None = None
         self._metrics = metrics
         self._started = self._last = started
         self._submitted = self._admitted = time.monotonic()
         self._tokens = 0
         self._ended = False
 
-    def _admitted_with(self, receipt: Receipt) -> None:
+    def _count_admission(self, receipt: Receipt) -> None:
         """Count what its prompt got from which tier."""
         metrics = self._metrics
         self.receipt = receipt
@@ -282,7 +300,7 @@ class Stopwatch:
         if receipt.after is not None and receipt.idle is not None:
             metrics.pauses.observe(receipt.idle, receipt.after)
         for tier in Tier:
-            metrics.reused.add(receipt.reused(tier), tier)
+            metrics.reused.add(receipt.count_reused(tier), tier)
         for tier in receipt.loaded:
             metrics.restores.add(1, tier)
         if any(not tier.paged for tier in receipt.loaded):
@@ -291,11 +309,12 @@ class Stopwatch:
     def saw(self, delta: Delta) -> None:
         """Record a delta. If it has several tokens, they share its time."""
         if delta.receipt is not None:
-            self._admitted_with(delta.receipt)
+            self._count_admission(delta.receipt)
         if delta.tokens:
             now = time.perf_counter()
             if self._tokens:
                 self._metrics.between.observe((now - self._last) / len(delta.tokens))
+                self.decode = (self.decode or 0.0) + now - self._last
             else:
                 self.first = now - self._started
                 self.prefill = max(0.0, time.monotonic() - self._admitted)
@@ -304,13 +323,14 @@ class Stopwatch:
             self._tokens += len(delta.tokens)
             self._last = now
         if delta.finish_reason is not None:
-            self.ended(delta.finish_reason)
+            self.end(delta.finish_reason)
 
-    def ended(self, reason: FinishReason) -> None:
+    def end(self, reason: FinishReason) -> None:
         """Record the end of the turn. Only the first call counts; a turn that was never admitted is not counted."""
         if self._ended or self.receipt is None:
             return
         self._ended = True
+        self.ran = max(0.0, time.monotonic() - self._admitted)
         metrics, now = self._metrics, time.perf_counter()
         metrics.turns.add(1, reason)
         metrics.replies.observe(self._tokens)

@@ -34,7 +34,7 @@ logger = logging.getLogger("warmturn.telemetry")
 Value = str | int | float | bool | Sequence[str]
 
 
-def untraced(scope: MutableMapping[str, Any]) -> bool:
+def is_untraced(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request gets no span because it repeats every few seconds (health checks, metrics)."""
     return scope["path"] in PROBES
 
@@ -102,19 +102,30 @@ def generation(tracer: Tracer, operation: str, model: str, session: str | None, 
             "gen_ai.request.seed": sampling.seed,
             "warmturn.tenant": submit.tenant,
         }
-        span.set_attributes(known(asked))
+        span.set_attributes(known_attributes(asked))
     return span
 
 
-def ended(span: Span, told: Mapping[str, Value | None], error: str | None) -> None:
+def pooling(tracer: Tracer, operation: str, model: str, tenant: str) -> Span:
+    """A started span for a request of embeddings or scores; the caller ends it."""
+    attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": NAME,
+        "gen_ai.request.model": model,
+        "warmturn.tenant": tenant,
+    }
+    return tracer.start_span(f"{operation} {model}", attributes=attributes)
+
+
+def end_span(span: Span, told: Mapping[str, Value | None], error: str | None) -> None:
     """End a span with the known attributes; ``error`` is a short error type."""
     if span.is_recording():
-        span.set_attributes(known({**told, "error.type": error}))
+        span.set_attributes(known_attributes({**told, "error.type": error}))
         if error is not None:
             span.set_status(StatusCode.ERROR)
     span.end()
 
 
-def known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def known_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     """The attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}

@@ -52,14 +52,14 @@ class VllmNames(Collector):
             ours = family.name.removeprefix(PREFIX)
             for names in (SAME, MORE):
                 if ours in names:
-                    yield self._renamed(family, f"vllm:{names[ours]}")
+                    yield self._rename(family, f"vllm:{names[ours]}")
             if ours == "kv_cache_usage_ratio":
                 yield self._usage(family)
         facts = self._metrics.facts
         if facts is not None:
             yield self._config(facts)
 
-    def _renamed(self, family: Metric, name: str) -> Metric:
+    def _rename(self, family: Metric, name: str) -> Metric:
         renamed = Metric(name, family.documentation, family.type)
         for sample in family.samples:
             labels = {LABELS.get(label, label): value for label, value in sample.labels.items()} | self._labels

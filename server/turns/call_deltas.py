@@ -26,7 +26,7 @@ def tool_call(call: ParsedCall, custom: bool) -> objects.ToolCall:
 def arguments_object(text: str) -> dict[str, Any]:
     """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
     try:
-        value = from_json(surrogates.mended(text), allow_partial=True)
+        value = from_json(surrogates.mend(text), allow_partial=True)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

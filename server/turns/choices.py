@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from scheduler.protocol import Delta, FinishReason, Receipt, Submit
+from scheduler.protocol import Delta, FinishReason, Submit
+from scheduler.turn_receipt import Receipt
 from server.engine.engine import Engine, TurnStream
+from server.engine.news import News
 from server.errors import ApiError
 from server.turns.request_usage import RequestUsage
 
@@ -24,7 +25,7 @@ class Choices:
         """
         self.usage = usage
         self._engine = engine
-        self._news = asyncio.Event()  # of all turns
+        self._news = News()  # of all turns
         self._taken: list[tuple[int, Delta]] = []
         self._failure: Exception | None = None
         self._streams: list[TurnStream] = []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from opentelemetry.trace import Tracer
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from scheduler.model_facts import ModelFacts
+from server.chat.expansions import expand_with
 from server.chat.prompts import check_ids
 from server.chat.template import UNMEASURED, Stability
 from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
@@ -25,7 +27,9 @@ from server.schemas.adaptations import adapt
 from server.schemas.requests import GenerationRequest, TurnRequest
 from server.telemetry import traces
 from server.telemetry.metrics import Metrics
-from server.turns.side_calls import SideCalls
+from server.turns.expanding import expander_of
+from server.turns.running_turns import RunningTurns
+from server.turns.side_call_counts import SideCalls
 
 LINE_SECONDS = 86_400  # that a line is kept after its last turn
 STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stops
@@ -36,7 +40,9 @@ class ServerContext:
     """The parts of one server. ``template`` is the measured stability of its chat template. ``created`` is the time of
     its start in Unix seconds, shown as the model's creation time. ``line_seconds``: how long a line is kept after its
     last turn; 0: there are no lines. ``thinking``: the default limit on reasoning. ``aliases``: other names of the
-    model; ``any_model``: whether requests may call it by any name.
+    model; ``any_model``: whether requests may call it by any name. ``adapter``: with which the model runs turns;
+    "": with none. ``by_fingerprint``: the contexts of all models that were loaded so far, by the fingerprints of their
+    tokenizers.
     """
 
     engine: Engine
@@ -50,8 +56,11 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     line_seconds: int = LINE_SECONDS
     side_calls: SideCalls = field(default_factory=SideCalls)
+    running: RunningTurns = field(default_factory=RunningTurns)
     aliases: frozenset[str] = frozenset()
+    adapter: str = ""
     any_model: bool = True
+    by_fingerprint: Callable[[], Mapping[str, ServerContext]] = dict
 
     @cached_property
     def names(self) -> list[str]:
@@ -61,7 +70,7 @@ class ServerContext:
     @cached_property
     def grammars(self) -> GrammarCheck:
         """Checks whether grammars of requests compile."""
-        return GrammarCheck(self.tokens.special_tokens)
+        return GrammarCheck(self.tokens.named_tokens)
 
     @property
     def facts(self) -> ModelFacts:
@@ -74,6 +83,11 @@ class ServerContext:
     def fingerprint(self) -> str:
         """The fingerprint of the tokenizer with the model's vocabulary. Raises a 503 while there is no engine."""
         return self.tokens.fingerprint(self.facts.vocab_size)
+
+    def tokens_of(self, fingerprint: str) -> ChatTokenizer:
+        """The tokenizer of this fingerprint, if a model that was loaded has it, else the own one."""
+        context = self.by_fingerprint().get(fingerprint)
+        return self.tokens if context is None else context.tokens
 
     def check_model(self, name: str) -> None:
         """Raises a 404 unless the served model may be called by ``name``; "" is no name."""
@@ -103,18 +117,24 @@ class ServerContext:
 
     async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
         """Hold a named session until ``held`` is closed. Returns its record, None if it is new. Raises LogFull while
-        the log cannot be written: a turn that cannot be committed is not computed.
+        the log cannot be written, and QuotaReached: a turn that cannot be committed is not computed.
         """
         if session is None:
             return None
         await self.log.writable()
         await self.log.hold(session.tenant, session.name, held)
-        return await self.log.get(session.tenant, session.name)
+        record = await self.log.get(session.tenant, session.name)
+        await self.log.holdings.check(session.tenant, begins=record is None)
+        return record
 
 
-def context_of(request: Request) -> ServerContext:
-    """The app's ServerContext."""
-    context: ServerContext = request.app.state.context
+def context_of(request: HTTPConnection) -> ServerContext:
+    """The ServerContext of the request's model; of requests that name none, that of the first model with the engines of
+    all. Prompts that are built for this request from here on find their pictures by it.
+    """
+    chosen: ServerContext | None = request.scope.get("state", {}).get("context")
+    context: ServerContext = request.app.state.models.context() if chosen is None else chosen
+    expand_with(expander_of(request, context.engine, context.log))
     return context
 
 

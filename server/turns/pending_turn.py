@@ -38,7 +38,7 @@ class LineTurn:
     parent: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PendingTurn:
     """A checked request before it has a prompt. ``session`` takes the turn; None: nothing is stored. ``record`` is what
     the log has of the session now (None: nothing), whether or not the prompt builds on it: the commit fails with
@@ -96,7 +96,7 @@ class PendingTurn:
         prediction = pack_ids(self.context.tokens.encode(predicted, special=False)) if predicted else b""
         made = []
         for prompt in prompts:
-            stopping = body.stopping(check_room(prompt, body, facts), facts.generation)
+            stopping = body.make_stopping(check_room(prompt, body, facts), facts.generation)
             ids = pack_ids(prompt.ids)
             for choice in range(body.candidates):
                 submit = Submit(
@@ -104,7 +104,7 @@ class PendingTurn:
                     tenant=self.request.state.tenant,
                     prompt=ids,
                     session=None if self.session is None else self.session.name,
-                    sampling=body.sampling(choice, facts.generation, rules.bad_words),
+                    sampling=body.make_sampling(choice, facts.generation, rules.bad_words),
                     stopping=stopping,
                     logprobs=body.computed_logprobs,
                     prompt_logprobs=body.computed_prompt_logprobs(choice),
@@ -117,6 +117,9 @@ class PendingTurn:
                     parent=None if self.line is None else self.line.parent,
                     speculate=body.speculation,
                     prediction=prediction,
+                    media=prompt.media,
+                    spare=getattr(self.request.state, "spare", False),
+                    adapter=self.context.adapter,
                 )
                 made.append(submit)
         return made

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from cache.tier import Tier
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Miss, Receipt, Submit
+from scheduler.protocol import Submit
+from scheduler.turn_receipt import Miss, Receipt
 from server.chat.prompts import Prompt
 from server.log.identity import Session
 from server.log.timeline import SessionRecord, common_prefix
@@ -23,7 +26,7 @@ UNCACHED = "recomputed"  # the engine's word for a model that runs without any c
 Decode = Callable[[Sequence[int]], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PromptHistory:
     """What is known of a prompt's history. ``named``: the client named a session; ``record``: its log before this turn;
     ``fingerprint``: of the served tokenizer; ``reusable``: whether this request may reuse any cached token at all.
@@ -57,11 +60,12 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Dec
     recomputed = max(0, known - engine.cached)
     return objects.CacheReceipt(
         prompt_tokens=len(prompt.ids),
-        reused={tier: engine.reused(tier) for tier in Tier},
+        reused={tier: engine.count_reused(tier) for tier in Tier},
         recomputed=recomputed,
         new=max(0, len(prompt.ids) - engine.cached - recomputed),
         load_ms=to_milliseconds(engine.load_seconds),
         miss=miss_of(prompt, engine, past, decode),
+        pictures=objects.PictureCounts(engine.encoded, engine.pictures - engine.encoded) if engine.pictures else UNSET,
     )
 
 
@@ -86,7 +90,7 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
     common = common_prefix(ids, record.tokens)
     lost = cached < common - 1
     left_log = common < min(len(ids), len(record.tokens)) - 1
-    # A recurrent state that cannot go back to where the prompt leaves the log: that it left is the cause.
+    # What cannot go back to where the prompt leaves the log: that it left is the cause.
     if left_log and (not lost or engine.miss == Miss.NO_CHECKPOINT):
         reason = MissReason.TEMPLATE_DRIFT if extends_log(prompt, record) else MissReason.EDITED_HISTORY
         return divergence_miss(reason, common, ids, record.tokens[common], decode)
@@ -128,7 +132,16 @@ def sum_receipts(receipts: Sequence[objects.CacheReceipt], prefill_seconds: floa
         load_ms=round(sum(receipt.load_ms for receipt in receipts), 3),
         prefill_ms=None if prefill_seconds is None else to_milliseconds(prefill_seconds),
         miss=next((receipt.miss for receipt in receipts if receipt.miss is not None), None),
+        pictures=sum_pictures(receipts),
     )
+
+
+def sum_pictures(receipts: Sequence[objects.CacheReceipt]) -> objects.PictureCounts | UnsetType:
+    """The pictures of all prompts; unset where there are none."""
+    counts = [receipt.pictures for receipt in receipts if receipt.pictures is not UNSET]
+    if not counts:
+        return UNSET
+    return objects.PictureCounts(sum(one.encoded for one in counts), sum(one.reused for one in counts))
 
 
 def to_milliseconds(seconds: float) -> float:

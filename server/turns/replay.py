@@ -27,7 +27,12 @@ from server.turns.replies import Reply, encoder
 
 HEADER = "idempotency-key"
 KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
-HOW_ONLY = {"stream", "stream_options", "session_id"}  # fields that leave the turn what it is; the session is the key's
+HOW_ONLY = {
+    "stream",
+    "stream_options",
+    "background",
+    "session_id",
+}  # fields that leave the turn what it is; the session is the key's
 
 
 def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:

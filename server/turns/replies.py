@@ -32,7 +32,7 @@ UsageField = objects.Usage | UnsetType | None
 CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplyHead:
     """The fields that all objects of one answer share."""
 
@@ -53,7 +53,7 @@ class ReplyHead:
         return cls(f"{prefix}-{unique}", when, model, f"fp_{fingerprint[:16]}", name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UsageOptions:
     """Where a stream has usage: ``at_end``, in an additional last chunk, or ``everywhere``; ``elsewhere`` is the
     field's value in the other chunks. ``obfuscated``: chunks are padded to hide the length of their text.
@@ -78,7 +78,7 @@ NO_USAGE = UsageOptions(at_end=False, everywhere=False, elsewhere=UNSET)
 encoder = msgspec.json.Encoder()
 
 
-def padding(size: int) -> str:
+def pad(size: int) -> str:
     """Random letters that pad ``size`` bytes to a multiple of ``PIECE``, which hides the exact length."""
     return secrets.token_urlsafe(PIECE)[: -size % PIECE]
 
@@ -105,12 +105,12 @@ class Reply(ABC):
             and isinstance(chunk, objects.ChatChunk | objects.Completion)
             and chunk.choices
         ):
-            data = encoder.encode(msgspec.structs.replace(chunk, obfuscation=padding(len(data))))
+            data = encoder.encode(msgspec.structs.replace(chunk, obfuscation=pad(len(data))))
         return frame_event(data)
 
     def encode_failure(self, error: ApiError) -> bytes:
         """The last event of a stream that failed; no ``done`` follows."""
-        return frame_event(error.encoded())
+        return frame_event(error.encode())
 
     def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
         """Called for each delta of a reply that is not streamed, with its parsed parts."""

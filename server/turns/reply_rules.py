@@ -19,7 +19,7 @@ from server.schemas.tools import ToolChoice
 from server.turns.context import ServerContext
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplyRules:
     """The rules for all choices of one request. ``grammar`` is what a reply must match (None: no grammar),
     ``bad_words`` the token ids that it may not contain, ``calls`` the tools that it may call. ``dialect`` parses it,
@@ -63,7 +63,7 @@ async def chat_rules(
     tail, dialect = "" if prompt.reply_start else prompt.tail, context.tokens.dialect
     grammar = await reply_grammar(format, calls, tail, context.tokens, context.grammars)
     # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
-    shaped = format.wanted() is not None and not calls.constrained and not dialect.opens_reasoning(tail)
+    shaped = format.wanted_format() is not None and not calls.constrained and not dialect.opens_reasoning(tail)
     reasons = not prompt.reply_start and not shaped
     words = await bad_word_ids(context, body, grammar)
     thinking = await thinking_budget(context, body, tail, calls) if reasons else None

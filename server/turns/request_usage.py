@@ -10,6 +10,7 @@ from opentelemetry.trace import Span
 from cache.tier import Tier
 from scheduler.protocol import FinishReason
 from server.http.error_responses import as_api_error
+from server.log.usage_rows import Spent
 from server.telemetry import log_context, traces
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ class RequestUsage:
         prompts: Sequence[Prompt],
         partial_replies: Sequence[PartialReply],
         attributes: dict[str, traces.Value],
-        charge: Callable[[int], None],
+        charge: Callable[[Spent], None],
     ) -> None:
         """``span`` is started, and gets ``attributes`` when it ends; ``started`` is when the request came, by
-        ``time.perf_counter``; ``charge`` is told how many tokens were computed, when it is over.
+        ``time.perf_counter``; ``charge`` is told what it has cost, when it is over.
         """
         self._charge = charge
         self.metrics = metrics
@@ -58,11 +59,12 @@ class RequestUsage:
             return
         self._closed = True
         for watch in self.watches:
-            watch.ended(FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR)
+            watch.end(FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR)
         error = self._error()
         prompt, cached, completion = self._tokens()
         if any(watch.receipt is not None for watch in self.watches):  # it was admitted
-            self._charge(prompt - cached + completion)
+            seconds = sum(watch.ran for watch in self.watches)
+            self._charge(Spent(1, prompt - cached, cached, completion, seconds))
         first = min((watch.first for watch in self.watches if watch.first is not None), default=None)
         log_context.note(
             prompt_tokens=prompt,
@@ -78,7 +80,7 @@ class RequestUsage:
                 "gen_ai.usage.output_tokens": completion,
                 "gen_ai.usage.cache_read.input_tokens": cached,
             }
-        traces.ended(self._span, self._span_attributes, error)
+        traces.end_span(self._span, self._span_attributes, error)
 
     def _error(self) -> str | None:
         if self._failure is not None:
@@ -114,5 +116,7 @@ class RequestUsage:
             "warmturn.cache.miss": next((str(r.miss) for r in receipts if r.miss is not None), None),
         }
         for tier in tuple(Tier)[1:]:
-            attributes[f"warmturn.cache.{tier}_tokens"] = sum(receipt.reused(tier) for receipt in receipts) or None
-        return traces.known(attributes)
+            attributes[f"warmturn.cache.{tier}_tokens"] = (
+                sum(receipt.count_reused(tier) for receipt in receipts) or None
+            )
+        return traces.known_attributes(attributes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
@@ -9,27 +10,31 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from cache.media_ids import count_media
 from scheduler.protocol import DraftSource
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.http.body import is_turn_route
+from server.http.media_admission import media_of
 from server.http.sse import EventStream, while_connected
 from server.log.database import LogUnavailable
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.response_rows import TurnExtras
-from server.log.timeline import NewTurn, SessionMoved
+from server.log.timeline import NewTurn, SessionMoved, common_prefix
+from server.log.usage_rows import Spent
 from server.schemas.adaptations import adaptations
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, DraftCounts, Usage
-from server.schemas.strict import ignored
+from server.schemas.strict import ignored_fields
 from server.telemetry import log_context, traces
 from server.turns.choices import Choices
 from server.turns.context import headers_of
 from server.turns.pending_turn import PendingTurn
-from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
+from server.turns.receipt import PromptHistory, receipt_of, sum_receipts, to_milliseconds
 from server.turns.replies import Reply, encoder
 from server.turns.reply_rules import ReplyRules
 from server.turns.request_usage import RequestUsage
+from server.turns.running_turns import RunningTurn
 
 logger = logging.getLogger("warmturn.lines")
 
@@ -55,11 +60,13 @@ class TurnRunner:
         self._reply = reply
         self._partial_replies = [PartialReply(rules.parser()) for _ in self._submits]
         self._fingerprint = context.fingerprint
-        self._ignored = ignored()
+        self._ignored = ignored_fields()
         self._adapted = adaptations()
         limit = self._submits[0].stopping.max_tokens
         asked = body.token_limit
         self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
+        self._rows = sum(count_media(prompt.ids) for prompt in prompts if prompt.media)
+        self._kinds = context.facts.media
         self._claim = turn.claim
         self._past = PromptHistory.of(turn.session, turn.record, context.facts, self._fingerprint, self._submits[0])
 
@@ -86,6 +93,27 @@ class TurnRunner:
             ping=reply.ping,
         )
 
+    async def respond_from_background(self) -> Response:
+        """Run the turn without the connection, and follow it from there. If the client disconnects, it goes on, and its
+        session is held until it has ended.
+        """
+        turn, session, reply = self._turn, self._session, self._reply
+        assert session is not None
+        choices = self.submit()
+        turn.claim.callback(choices.close)
+        before = [] if turn.record is None else turn.record.messages
+        messages = self._prompts[0].messages
+        first = common_prefix(before, messages)
+        running = RunningTurn(first, messages[first:])
+        admission, events = choices.wait_until_admitted(), self.events(choices)
+        self._context.running.start(
+            session, running, admission, events, turn.claim, done=reply.done, failed=reply.encode_failure
+        )
+        await while_connected(turn.request.receive, running.admitted.wait())
+        if running.refusal is not None:
+            raise running.refusal
+        return running.follow(headers_of(turn.named_session))
+
     def submit(self, patience: int = 1) -> Choices:
         """Submit the turns; the caller closes them. ``patience``: see ``Choices``. The session is released when its
         turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable, and a 429 beyond the
@@ -103,9 +131,15 @@ class TurnRunner:
         span = traces.generation(context.tracer, operation, context.served_name, name, self._submits[0], choices)
         chunk: dict[str, traces.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
         account = RequestUsage(
-            context.metrics, span, started, self._prompts, self._partial_replies, chunk, limit.charge
+            context.metrics, span, started, self._prompts, self._partial_replies, chunk, self._charge
         )
         return Choices(context.engine, account, self._submits, patience)
+
+    def _charge(self, spent: Spent) -> None:
+        """Count what the turns have cost for the request's key."""
+        state = self._turn.request.state
+        state.rate_limit.charge(spent.new + spent.generated)
+        self._context.log.usage.add(state.tenant, state.key, spent)
 
     async def _run_whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
@@ -181,22 +215,25 @@ class TurnRunner:
 
     async def _write(self, session: Session, choices: Choices) -> None:
         cache = self._cache_receipt(choices)
+        extras = self._turn_extras(choices, cache)  # before the message, as it ends the reply's last item
         await self._context.log.commit(
             session.tenant,
             session.name,
             self.new_turn(choices),
             idempotency=self._turn.idempotency,
-            extras=self._turn_extras(choices, cache),
+            extras=extras,
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:
-            self._context.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
+            self._context.metrics.count_commit(cache.recomputed, None if cache.miss is None else cache.miss.reason)
 
     def _turn_extras(self, choices: Choices, cache: CacheReceipt) -> TurnExtras:
         """What is committed with the turn."""
-        if self._turn.line is not None:
-            return self._turn.line.begins
-        return self._reply.turn_extras(self._partial_replies[0], self._usage(choices), cache)
+        line, media = self._turn.line, media_of(self._turn.request)
+        if line is not None:
+            return dataclasses.replace(line.begins, media=media)
+        extras = self._reply.turn_extras(self._partial_replies[0], self._usage(choices), cache)
+        return dataclasses.replace(extras, media=media)
 
     @property
     def _per_prompt(self) -> int:
@@ -209,9 +246,12 @@ class TurnRunner:
         completion = sum(len(partial_reply.tokens) for partial_reply in self._partial_replies)
         cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
         thought = sum(partial_reply.reasoning_tokens for partial_reply in self._partial_replies)
-        predicted = count_drafts(self._partial_replies).get(DraftSource.PREDICTION, DraftCounts(0, 0))
-        details = CompletionTokens(thought, predicted.accepted, predicted.drafted - predicted.accepted)
-        return Usage(prompt, completion, prompt + completion, CachedTokens(cached), details)
+        drafts = count_drafts(self._partial_replies)
+        predicted = drafts.get(DraftSource.PREDICTION, DraftCounts(0, 0))
+        rejected = predicted.drafted - predicted.accepted
+        details = CompletionTokens(thought, predicted.accepted, rejected, drafts or UNSET)
+        told = CachedTokens.with_media(cached, self._kinds, self._rows)
+        return Usage(prompt, completion, prompt + completion, told, details)
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
         options = self._reply.usage_options
@@ -227,8 +267,10 @@ class TurnRunner:
         cost = sum_receipts(
             receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None)
         )
+        decode = max((watch.decode for watch in choices.usage.watches if watch.decode is not None), default=None)
         return msgspec.structs.replace(
             cost,
+            decode_ms=UNSET if decode is None else to_milliseconds(decode),
             max_tokens=self._limit,
             ignored=self._ignored or UNSET,
             adapted=self._adapted or UNSET,

@@ -1,35 +1,49 @@
 // Calls of the server's API, relative to the page's address, so that they also work below a prefix.
 
+import { t } from "./words.js";
+
 const ROOT = new URL("../", document.baseURI);
 const KEY = "warmturn-api-key";
-const BROKEN = "The connection broke before the answer was complete.";
+const BROKEN = t("The connection broke before the answer was complete.");
+
+const OF_THE_BROWSER = ["warmturn-theme", "warmturn-panel", "warmturn-language"]; // kept when a key is forgotten
 
 let memory = ""; // used where the browser has no storage
+
+const kept = (place) => {
+  try {
+    return window[place].getItem(KEY);
+  } catch {
+    return null;
+  }
+};
 
 // Whether a key can be sent in a header: otherwise the request would fail as if the server were gone.
 export const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
 
 export const apiKey = {
-  get: () => {
-    try {
-      return sessionStorage.getItem(KEY) ?? memory;
-    } catch {
-      return memory;
-    }
-  },
-  set: (value) => {
+  get: () => kept("sessionStorage") ?? kept("localStorage") ?? memory,
+  // `lasting`: for all tabs of this browser, also after it was closed.
+  set: (value, lasting = false) => {
     memory = value;
     try {
-      sessionStorage.setItem(KEY, value);
+      window[lasting ? "localStorage" : "sessionStorage"].setItem(KEY, value);
     } catch {
       // no storage: kept until the page is closed
     }
   },
-  // Clear the whole storage: drafts and settings were written under the key too.
+  // Where drafts and settings are stored: with the key, as another key may belong to another user.
+  place: () => (apiKey.get() === "" || kept("localStorage") !== null ? "localStorage" : "sessionStorage"),
+  // Forget the key, and drafts and settings that were written with it.
   forget: () => {
     memory = "";
     try {
+      const lasted = kept("localStorage") !== null;
       sessionStorage.clear();
+      if (!lasted) return;
+      for (const name of Object.keys(localStorage)) {
+        if (name.startsWith("warmturn-") && !OF_THE_BROWSER.includes(name)) localStorage.removeItem(name);
+      }
     } catch {
       // no storage: there are no drafts
     }
@@ -47,7 +61,7 @@ export class Failure extends Error {
 }
 
 let keyAsked = null; // one dialog for all requests that get a 401
-let askForKey = async () => "";
+let askForKey = async () => ({ key: "" });
 
 export function onKeyNeeded(ask) {
   askForKey = ask;
@@ -80,13 +94,14 @@ export async function call(path, { method = "GET", json, body, headers = {}, sig
   } catch (error) {
     if (error.name === "AbortError") throw error;
     lost();
-    throw new Failure(0, { message: "The server does not answer." });
+    throw new Failure(0, { message: t("The server does not answer.") });
   }
   if (response.ok) return response;
   if (response.status === 401) {
     if (apiKey.get() === used) {
       keyAsked ??= askForKey(used !== "").finally(() => (keyAsked = null));
-      apiKey.set(await keyAsked);
+      const { key, lasting } = await keyAsked;
+      apiKey.set(key, lasting);
     }
     return call(path, { method, json, body, headers, signal, keepalive });
   }
@@ -102,7 +117,7 @@ async function failureOf(response) {
     const { error } = await response.json();
     return new Failure(response.status, { code: error.code, message: error.message, retryAfter });
   } catch {
-    return new Failure(response.status, { message: `The server answered with status ${response.status}.`, retryAfter });
+    return new Failure(response.status, { message: t("The server answered with status {status}.", { status: response.status }), retryAfter });
   }
 }
 

@@ -1,22 +1,28 @@
 // The page: its three parts, the keyboard, and the health of the server.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { apiKey, onKeyNeeded, onLost, url } from "./api.js";
+import { onKeyNeeded, onLost, url } from "./api.js";
 import { IconButton } from "./bits.js";
 import { Composer, Messages } from "./chat.js";
 import { Dialogs, askForKey, hasDialog } from "./dialogs.js";
 import { Live } from "./live.js";
-import { conversationOf, follow, loadModel, loadSessions, open, report } from "./sessions.js";
+import { loadModels } from "./models.js";
+import { keepRunning, pickUp, resume, takeUp } from "./running.js";
+import { conversationOf, follow, loadSessions, onShown, open, report } from "./sessions.js";
+import { readDefaults } from "./settings.js";
+import { shortcut } from "./shortcuts.js";
 import { Sidebar, applyTheme } from "./sidebar.js";
 import { BESIDE, remember, remembered, state, update, useStore } from "./store.js";
-import { keepRunning, shownTitle, stop, takeUp } from "./talk.js";
+import { shownTitle, stop } from "./talk.js";
 import { Tree } from "./tree.js";
+import { t } from "./words.js";
 
-const PANELS = { turns: "Turns and branches", live: "The server now" };
+const PANELS = { turns: t("Turns and branches"), live: t("The server now") };
 const LIST = "(min-width: 820px)"; // wide enough for the list beside the chat
 const BANNERS = {
-  loading: "The model is loading. This page goes on by itself.",
-  down: "The server does not answer. What was finished is kept; this page goes on by itself.",
+  loading: t("The model is loading. This page goes on by itself."),
+  down: t("The server does not answer. What was finished is kept; this page goes on by itself."),
+  offline: t("You are offline. What you write is kept; this page goes on by itself once the network is back."),
 };
 const LOOK = 2000; // milliseconds between two health checks while the server does not answer
 
@@ -39,14 +45,14 @@ function App() {
   const panel = beside && chosen === "turns" && isEmpty ? null : chosen;
   const over = (drawer && !list) || (panel && !beside); // a drawer covers the chat
   return html`
-    <a class="skip" href="#composer" onClick=${toComposer}>Skip to the message</a>
+    <a class="skip" href="#composer" onClick=${toComposer}>${t("Skip to the message")}</a>
     <div class=${`page ${panel && beside ? "with-panel" : ""}`} inert=${Boolean(over)}>
       ${list && html`<${Sidebar} />`}
       <${Main} list=${list} panel=${panel} isEmpty=${isEmpty} />
       ${panel && beside && html`<${Panel} panel=${panel} />`}
     </div>
     ${over && html`<div class="veil" onClick=${() => update({ drawer: false, panel: null })}></div>`}
-    ${drawer && !list && html`<${Drawer} side="left" label="Conversations"><${Sidebar} modal=${true} /><//>`}
+    ${drawer && !list && html`<${Drawer} side="left" label=${t("Conversations")}><${Sidebar} modal=${true} /><//>`}
     ${panel && !beside && html`<${Drawer} key=${panel} side="right" label=${PANELS[panel]}><${Panel} panel=${panel} /><//>`}
     <${Dialogs} />
     <${Toast} />
@@ -82,11 +88,11 @@ function Main({ list, panel, isEmpty }) {
   const isTold = unread || turns.get(current)?.status === "failed"; // shown below, in a box
   return html`<main>
     <header class="head">
-      ${!list && html`<${IconButton} icon="menu" label="Conversations" onClick=${() => update({ drawer: true })} />`}
+      ${!list && html`<${IconButton} icon="menu" label=${t("Conversations")} onClick=${() => update({ drawer: true })} />`}
       <h1>
         ${
           group
-            ? html`<button type="button" class="title" title="Rename"
+            ? html`<button type="button" class="title" title=${t("Rename")}
               onClick=${() => update({ dialog: { kind: "rename", members: group.members, title } })}>${title}</button>`
             : html`<span class="title">${title}</span>`
         }
@@ -105,7 +111,7 @@ function Panel({ panel }) {
   return html`<aside class="panel" aria-label=${PANELS[panel]}>
     <div class="panel-head">
       <h2>${PANELS[panel]}</h2>
-      <${IconButton} icon="close" label="Close" onClick=${() => update({ panel: null })} />
+      <${IconButton} icon="close" label=${t("Close")} onClick=${() => update({ panel: null })} />
     </div>
     ${panel === "turns" ? html`<${Tree} />` : html`<${Live} />`}
   </aside>`;
@@ -118,7 +124,7 @@ function Toast() {
     onFocusIn=${toast.hold} onFocusOut=${toast.release}>
     <span>${toast.text}</span>
     ${toast.action && html`<button type="button" onClick=${toast.run}>${toast.action}</button>`}
-    <${IconButton} icon="close" label="Dismiss" onClick=${toast.close} />
+    <${IconButton} icon="close" label=${t("Dismiss")} onClick=${toast.close} />
   </div>`;
 }
 
@@ -126,6 +132,7 @@ function Toast() {
 
 let looking = 0; // the timer of the next health check
 let lookingNow = null; // the check in progress: one at a time
+let broken = false; // whether a request got no answer since sessions were read
 let answered = -LOOK; // when the server was last healthy, by performance.now()
 
 // Check the server's health: repeated while it is not healthy, and when the page is shown or a request has failed.
@@ -144,18 +151,19 @@ async function lookOnce(anew) {
     if (response.ok) health = "ok";
     else if (response.status === 503) health = "loading";
   } catch {
-    // down
+    if (!navigator.onLine) health = "offline";
   }
   if (health === "ok") answered = performance.now();
   if (health !== state.health) update({ health });
   if (health !== "ok") later();
-  else if (!state.listed || before !== "ok" || anew) await catchUp();
+  else if (!state.listed || before !== "ok" || anew || broken) await catchUp();
 }
 
 const later = () => (looking ||= setTimeout(look, LOOK));
 
 // A request got no answer. If the server was healthy a moment ago, the fault is that request's.
 function onBroken() {
+  broken = true;
   if (lookingNow || performance.now() - answered < LOOK) later();
   else look();
 }
@@ -163,9 +171,11 @@ function onBroken() {
 // Read model and sessions again: they may be newer than what is shown, or nothing is shown yet.
 async function catchUp() {
   const begins = !state.listed;
+  broken = false;
   try {
-    await Promise.all([loadModel(), loadSessions(true)]);
+    await Promise.all([loadModels(), loadSessions(true)]);
     if (begins) await openFirst();
+    else if (await resume()) return;
     else if (state.unread) await open(state.unread.id);
     else await follow();
   } catch (error) {
@@ -196,6 +206,7 @@ async function fromAddress() {
 const comeBack = () => document.visibilityState === "visible" && performance.now() - answered > LOOK && look(true);
 
 function onKey(event) {
+  if (shortcut(event)) return;
   if (event.key !== "Escape" || event.defaultPrevented || event.isComposing || hasDialog()) return;
   const field = event.target.matches("input, textarea:not(#composer)");
   if (field && event.target.value) return; // Escape clears the field, or belongs to an editor
@@ -207,11 +218,12 @@ function onKey(event) {
 applyTheme();
 onKeyNeeded(askForKey);
 onLost(onBroken);
+onShown(pickUp);
 update({
   current: addressed(),
   opening: addressed() !== null,
   panel: matchMedia(BESIDE).matches ? remembered("panel", "turns") : null,
-  settings: { ...state.settings, ...remembered("settings", {}, apiKey.get() ? "sessionStorage" : "localStorage") },
+  settings: readDefaults(),
 });
 addEventListener("keydown", onKey);
 addEventListener("popstate", fromAddress);
@@ -223,6 +235,8 @@ addEventListener("pagehide", () => {
 });
 addEventListener("pageshow", (event) => event.persisted && keepRunning(false));
 addEventListener("focus", comeBack);
+addEventListener("online", () => look(true));
+addEventListener("offline", () => look());
 document.addEventListener("visibilitychange", comeBack);
 render(html`<${App} />`, document.getElementById("app"));
 look();

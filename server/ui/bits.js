@@ -1,12 +1,14 @@
 // Helpers of every part of the page: icons, numbers, times, dialogs.
 
 import { Component, h, html, useEffect, useRef } from "./vendor/htm-3.1.1/standalone.module.js";
+import { count, decimal, language, plural, t } from "./words.js";
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",
   search: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14ZM16.2 16.2 20.5 20.5",
   menu: "M4 7h16M4 12h16M4 17h10",
   close: "M6 6l12 12M18 6L6 18",
+  picture: "M4.5 5h15v14h-15zM4.5 16l4.5-4.5 4 4 2.5-2.5 4 4M15.5 8.8h.01",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M7.5 7.5h9v9h-9z",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
@@ -28,11 +30,17 @@ const PATHS = {
   back: "M9 7L4.5 11.5 9 16M4.5 11.5H15a4.5 4.5 0 0 1 0 9h-3",
   fork: "M7 4.5v15M7 12c6 0 10-1 10-7.5",
   tune: "M4 7h9M17 7h3M4 17h3M11 17h9M15 5v4M9 15v4",
+  label: "M4 4.5h7.5L20 13l-7 7-9-8.5zM8 8.5h.01",
+  link: "M10 14l4-4M8.5 11l-2.8 2.8a3.5 3.5 0 0 0 5 5L13.4 16M15.5 13l2.8-2.8a3.5 3.5 0 0 0-5-5L10.6 8",
+  compare: "M4 5h6.5v14H4zM13.5 5H20v14h-6.5M6.5 9h2M6.5 12h2M16 9h1.5M16 12h1.5M16 15h1.5",
+  tokens: "M4 7h5v4H4zM11 7h9v4h-9zM4 14h9v4H4zM15 14h5v4h-5z",
+  keys: "M3 7h18v10H3zM6.5 10.5h.01M10 10.5h.01M13.5 10.5h.01M17 10.5h.01M8 13.8h8",
+  clock: "M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16ZM12 8v4.5l3 2",
   more: "M5.3 12a.7.7 0 1 0 1.4 0 .7.7 0 0 0-1.4 0ZM11.3 12a.7.7 0 1 0 1.4 0 .7.7 0 0 0-1.4 0ZM17.3 12a.7.7 0 1 0 1.4 0 .7.7 0 0 0-1.4 0Z",
 };
 
 export const Icon = ({ name }) =>
-  html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
+  html`<svg class="icon" data-icon=${name} viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
 
 // A button that shows only an icon; `label` is its accessible name.
 export const IconButton = ({ icon, label, ...more }) =>
@@ -51,15 +59,12 @@ export function memo(View) {
   };
 }
 
-const whole = new Intl.NumberFormat("en");
-
-export const count = (number) => whole.format(Math.round(number));
-export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+export { count, decimal, plural };
 
 export function milliseconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 1) return "under 1 ms";
-  return value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(value < 10_000 ? 1 : 0)} s`;
+  if (value < 1) return t("under 1 ms");
+  return value < 1000 ? t("{n} ms", { n: Math.round(value) }) : t("{n} s", { n: decimal(value / 1000, value < 10_000 ? 1 : 0) });
 }
 
 export function bytes(value) {
@@ -76,11 +81,11 @@ export function bytes(value) {
 // How long ago a time in Unix seconds was.
 export function ago(seconds) {
   const passed = Math.max(0, Date.now() / 1000 - seconds);
-  if (passed < 60) return "just now";
-  if (passed < 3600) return `${Math.floor(passed / 60)} min ago`;
-  if (passed < 86_400) return `${Math.floor(passed / 3600)} h ago`;
-  if (passed < 7 * 86_400) return `${plural(Math.floor(passed / 86_400), "day")} ago`;
-  return new Date(seconds * 1000).toLocaleDateString("en", { day: "numeric", month: "short", year: "numeric" });
+  if (passed < 60) return t("just now");
+  if (passed < 3600) return t("{n} min ago", { n: Math.floor(passed / 60) });
+  if (passed < 86_400) return t("{n} h ago", { n: Math.floor(passed / 3600) });
+  if (passed < 7 * 86_400) return plural(Math.floor(passed / 86_400), "{n} day ago", "{n} days ago");
+  return new Date(seconds * 1000).toLocaleDateString(language, { day: "numeric", month: "short", year: "numeric" });
 }
 
 export async function copyText(text) {

@@ -1,35 +1,42 @@
 // The conversation: messages, the cost of each turn, and the input field.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { Icon, IconButton, copyText, memo, plural } from "./bits.js";
-import { CostBar, summaryOf } from "./cost.js";
+import { Icon, IconButton, copyText, memo } from "./bits.js";
+import { CostBar, speedOf, summaryOf } from "./cost.js";
+import { draftOf, keepDraft } from "./drafts.js";
 import { latestOf, variantsOf } from "./family.js";
+import { Estimate, Gauge, isNearlyFull, roomNow } from "./gauge.js";
 import { Markdown } from "./markdown.js";
+import { Attached, PictureButton, Pictures, keepPictures, pasted, picturesOf, takesPictures, useDrops } from "./pictures.js";
+import { modelNow } from "./models.js";
 import { open, remove, said } from "./sessions.js";
 import { state, update, useStore } from "./store.js";
-import { branch, dismiss, draftOf, isGone, keepDraft, regenerate, retry, send, stop } from "./talk.js";
+import { branch, dismiss, isGone, regenerate, retry, send, stop } from "./talk.js";
+import { Ways } from "./ways.js";
+import { useWindow } from "./window.js";
+import { language, plural, t } from "./words.js";
 
-const CUTS = { length: "cut at the token limit", cancelled: "stopped" };
-const EXAMPLES = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"];
+const CUTS = { length: t("cut at the token limit"), cancelled: t("stopped") };
+const EXAMPLES = [t("My name is Walter."), t("Add milk to my shopping list."), t("What is my name?")];
 
 // --- messages ------------------------------------------------------------------------------------------------
 
 const Thought = ({ text, open: isOpen }) =>
   html`<details class="thought" open=${isOpen}>
-    <summary>Reasoning</summary>
+    <summary>${t("Reasoning")}</summary>
     <${Markdown} text=${text} />
   </details>`;
 
 const Call = ({ call }) =>
   html`<details class="thought">
-    <summary>Called ${call.function.name}</summary>
+    <summary>${t("Called {name}", { name: call.function.name })}</summary>
     <pre tabindex="0"><code>${call.function.arguments}</code></pre>
   </details>`;
 
 function EditBox({ message, begun, frozen, close }) {
   const [text, setText] = useState(begun ?? message.content);
   const area = useRef(null);
-  const ready = Boolean(text.trim()) && !frozen;
+  const ready = Boolean(text.trim() || message.media?.length) && !frozen;
   useLayoutEffect(() => { // before the user can type
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
@@ -49,12 +56,13 @@ function EditBox({ message, begun, frozen, close }) {
     if (event.key === "Enter" && wanted && !composes && ready) submit(event);
   };
   return html`<form class="edit-box" onSubmit=${submit}>
-    <textarea ref=${area} aria-label="Edit your message" value=${text} rows="2"
+    <${Pictures} media=${message.media} />
+    <textarea ref=${area} dir="auto" aria-label=${t("Edit your message")} value=${text} rows="2"
       onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea>
     <div class="edit-foot">
-      <span>The old message stays, on its own branch.</span>
-      <button type="button" class="button" onClick=${close}>Cancel</button>
-      <button type="submit" class="button primary" disabled=${!ready}>Send</button>
+      <span>${t("The old message stays, on its own branch.")}</span>
+      <button type="button" class="button" onClick=${close}>${t("Cancel")}</button>
+      <button type="submit" class="button primary" disabled=${!ready}>${t("Send")}</button>
     </div>
   </form>`;
 }
@@ -66,7 +74,7 @@ function CopyButton({ text }) {
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   };
-  return html`<${IconButton} icon=${done ? "check" : "copy"} label=${done ? "Copied" : "Copy"} onClick=${copy} />`;
+  return html`<${IconButton} icon=${done ? "check" : "copy"} label=${done ? t("Copied") : t("Copy")} onClick=${copy} />`;
 }
 
 // The siblings of a turn: other messages at the same place, and other replies to the same message.
@@ -82,10 +90,10 @@ function Variants({ node, family }) {
   };
   const step = (icon, label, by) => html`<${IconButton} icon=${icon} label=${label}
     aria-disabled=${!all[at + by]} onClick=${() => go(label, by)} />`;
-  return html`<span class="variants" role="group" aria-label="Branches here">
-    ${step("left", "Previous branch", -1)}
-    <span>${at + 1} of ${all.length}</span>
-    ${step("right", "Next branch", 1)}
+  return html`<span class="variants" role="group" aria-label=${t("Branches here")}>
+    ${step("left", t("Previous branch"), -1)}
+    <span>${t("{n} of {all}", { n: at + 1, all: all.length })}</span>
+    ${step("right", t("Next branch"), 1)}
   </span>`;
 }
 
@@ -99,35 +107,48 @@ const UserMessage = memo(({ message, frozen, begun }) => {
   if (editing || begun)
     return html`<${EditBox} message=${message} begun=${begun} frozen=${frozen} close=${close} />`;
   const edit = () => setEditing(true);
-  return html`<article class="message user" aria-label="You" data-edit=${frozen ? null : message.index}>
-    <div class="bubble"><${Markdown} text=${message.content} /></div>
+  return html`<article class="message user" aria-label=${t("You")} data-message=${message.index} data-edit=${frozen ? null : message.index}>
+    <div class="bubble"><${Pictures} media=${message.media} /><${Markdown} text=${message.content} /></div>
     <div class="tools">
       <${CopyButton} text=${message.content} />
-      ${!frozen && html`<${IconButton} icon="edit" label="Edit, as a branch" onClick=${edit} data-role="edit" />`}
+      ${!frozen && html`<${IconButton} icon="edit" label=${t("Edit, as a branch")} onClick=${edit} data-role="edit" />`}
     </div>
   </article>`;
 });
 
+// The time of a reply: of today's the clock, of others the day too.
+function When({ seconds }) {
+  const at = new Date(seconds * 1000);
+  const isToday = at.toDateString() === new Date().toDateString();
+  const how = { hour: "numeric", minute: "2-digit", ...(isToday ? {} : { day: "numeric", month: "short" }) };
+  return html`<time class="hint" datetime=${at.toISOString()} title=${at.toLocaleString(language)}>${at.toLocaleString(language, how)}</time>`;
+}
+
 const Reply = memo(({ message, node, family, frozen, waits }) => {
   const show = () => update({ panel: "turns", selected: node.id });
-  return html`<article class="message assistant" aria-label="Reply" data-turn=${message.turn}>
+  return html`<article class="message assistant" aria-label=${t("Reply")} data-message=${message.index} data-turn=${message.turn}>
     ${message.reasoning_content && html`<${Thought} text=${message.reasoning_content} />`}
     <${Markdown} text=${message.content} />
     ${(message.tool_calls ?? []).map((call) => html`<${Call} call=${call} />`)}
     <footer class="reply-foot">
       ${
         node &&
-        html`<button type="button" class="receipt" onClick=${show} title="What this turn cost">
-        <${CostBar} turn=${node.turn} /><span>${summaryOf(node.turn)}</span>
+        html`<button type="button" class="receipt" onClick=${show} title=${t("What this turn cost")}>
+        <${CostBar} turn=${node.turn} /><span>${[summaryOf(node.turn), speedOf(node.turn)].filter(Boolean).join(" · ")}</span>
       </button>`
       }
-      ${waits && html`<span class="hint">Kept. The next turn reads it.</span>`}
+      ${waits && html`<span class="hint">${t("Kept. The model reads it with your next message.")}</span>`}
+      ${node && html`<${When} seconds=${node.turn.created_at} />`}
       ${CUTS[node?.turn.finish_reason] && html`<span class="hint">${CUTS[node.turn.finish_reason]}</span>`}
       <span class="reply-end">
         ${node && html`<${Variants} node=${node} family=${family} />`}
         <span class="tools">
           <${CopyButton} text=${message.content} />
-          ${!frozen && html`<${IconButton} icon="again" label="Answer again, as a branch"
+          ${!frozen && node && html`<${IconButton} icon="tokens" label=${t("What it could have said")}
+            onClick=${() => update({ dialog: { kind: "tokens", id: state.current, turn: node.turn.number, index: message.index } })} />
+          <${IconButton} icon="compare" label=${t("Compare with another reply")}
+            onClick=${() => update({ dialog: { kind: "compare", left: state.current, index: message.index } })} />`}
+          ${!frozen && html`<${IconButton} icon="again" label=${t("Answer again, as a branch")}
             onClick=${() => regenerate(message.index)} />`}
         </span>
       </span>
@@ -138,8 +159,8 @@ const Reply = memo(({ message, node, family, frozen, waits }) => {
 const Other = memo(
   ({ message }) =>
     html`<details class="message other">
-      <summary>${message.role === "tool" ? "Result of a tool" : "Instructions"}</summary>
-      <div>${message.content}</div>
+      <summary>${message.role === "tool" ? t("Result of a tool") : t("Instructions")}</summary>
+      <div>${message.content}<${Pictures} media=${message.media} /></div>
     </details>`,
 );
 
@@ -154,10 +175,10 @@ function Running({ turn }) {
           ? html`<${Reply} key=${index} message=${message} frozen=${true} />`
           : html`<${Other} key=${index} message=${message} />`,
     )}
-    <article class="message assistant" aria-label="Reply" aria-busy=${turn.status !== "failed"}>
+    <article class="message assistant" aria-label=${t("Reply")} aria-busy=${turn.status !== "failed"}>
       ${turn.thought && html`<${Thought} text=${turn.thought} open=${!turn.reply} />`}
       ${turn.reply && html`<${Markdown} text=${turn.reply} />`}
-      ${waiting && html`<div class="waiting" role="img" aria-label="Waiting for the first word"><i></i><i></i><i></i></div>`}
+      ${waiting && html`<div class="waiting" role="img" aria-label=${t("Waiting for the first word")}><i></i><i></i><i></i></div>`}
       ${turn.status === "failed" && html`<${Trouble} turn=${turn} />`}
     </article>
   `;
@@ -168,13 +189,14 @@ function Trouble({ turn }) {
   return html`<div class="trouble">
     <p role="alert"><strong>${said(turn.error)}</strong></p>
     <p>
-      ${turn.error.status === 0 ? "Your message is not lost: sending it again is safe, it runs once. " : ""}
-      ${left > 0 ? `The server asks to come back in ${plural(left, "second")}.` : ""}
+      ${turn.error.status === 0 ? t("Your message is not lost: sending it again is safe, it runs once.") : ""}
+      ${left > 0 ? plural(left, "The server asks to come back in {n} second.", "The server asks to come back in {n} seconds.") : ""}
     </p>
+    ${turn.error.code === "context_length_exceeded" && html`<${Ways} before=${() => dismiss(turn.id)} />`}
     <div class="trouble-foot">
-      ${!isGone(turn.error) && html`<button type="button" class="button primary" onClick=${() => retry(turn.id)}>Try again</button>`}
+      ${!isGone(turn.error) && html`<button type="button" class="button primary" onClick=${() => retry(turn.id)}>${t("Try again")}</button>`}
       <button type="button" class="button" onClick=${() => dismiss(turn.id)}>
-        ${isGone(turn.error) ? "Ask in a new conversation" : "Edit the message"}
+        ${isGone(turn.error) ? t("Ask in a new conversation") : t("Edit the message")}
       </button>
     </div>
   </div>`;
@@ -187,11 +209,11 @@ function Unread({ id, error }) {
     <div class="trouble-foot">
       ${
         isGone(error)
-          ? html`<button type="button" class="button primary" onClick=${() => open(null)}>New conversation</button>`
-          : html`<button type="button" class="button primary" onClick=${() => open(id)}>Try again</button>`
+          ? html`<button type="button" class="button primary" onClick=${() => open(null)}>${t("New conversation")}</button>`
+          : html`<button type="button" class="button primary" onClick=${() => open(id)}>${t("Try again")}</button>`
       }
       ${error.code === "session_damaged" && html`<button type="button" class="button"
-        onClick=${() => remove([id], "Deleted.")}>Delete it</button>`}
+        onClick=${() => remove([id], t("Deleted."))}>${t("Delete it")}</button>`}
     </div>
   </div>`;
 }
@@ -209,11 +231,8 @@ function useSecondsUntil(moment) {
 
 const Welcome = ({ ready }) =>
   html`<section class="welcome">
-    <h2>A conversation that stays</h2>
-    <p>
-      What the model has read is kept as this session's cache, through breaks and restarts. So a turn costs its new tokens, not
-      its history, and each reply shows what it cost.
-    </p>
+    <h2>${t("A conversation that stays")}</h2>
+    <p>${t("What the model has read is kept as this conversation's cache, through breaks and restarts. So a turn costs its new tokens, not its history, and each reply shows what it cost.")}</p>
     <div class="examples">
       ${EXAMPLES.map((text) => html`<button type="button" class="example" disabled=${!ready} onClick=${() => send(text)}>${text}</button>`)}
     </div>
@@ -222,14 +241,16 @@ const Welcome = ({ ready }) =>
 // --- the list of messages ------------------------------------------------------------------------------------
 
 export function Messages() {
-  const { messages, tree, current, turns, opening, unread, health, listed, editing } = useStore();
+  const { messages, tree, current, turns, opening, unread, health, listed, editing, target } = useStore();
   const box = useRef(null);
   const atEnd = useRef(true);
   const [away, setAway] = useState(false);
   const turn = turns.get(current);
   const path = tree?.family.paths.get(current) ?? tree?.family.paths.get(turn?.fork?.from);
   const frozen = Boolean(turn || unread);
+  const { from, look } = useWindow(box, current, messages.length, target?.id === current ? target.message : null);
   const onScroll = () => {
+    look();
     const { scrollHeight, scrollTop, clientHeight } = box.current;
     atEnd.current = scrollHeight - scrollTop - clientHeight < 60;
     setAway(!atEnd.current);
@@ -244,12 +265,20 @@ export function Messages() {
   useLayoutEffect(() => {
     if (atEnd.current) toEnd();
   });
+  useLayoutEffect(() => { // the message that a search has found
+    if (target?.id !== current || target.message >= messages.length) return;
+    const place = box.current.querySelector(`[data-message="${target.message}"]`);
+    atEnd.current = false;
+    place?.scrollIntoView({ block: "center" });
+    place?.classList.add("found");
+    update({ target: null });
+  }, [target, current, messages]);
   const isEmpty = messages.length === 0 && !turn && !opening && !unread;
   return html`<div class="scroll" ref=${box} onScroll=${onScroll} tabindex="-1">
     <div class="messages">
       ${isEmpty && html`<${Welcome} ready=${health === "ok" && listed} />`}
-      ${opening && messages.length === 0 && html`<div class="waiting late" role="img" aria-label="Opening"><i></i><i></i><i></i></div>`}
-      ${messages.map((message) => {
+      ${opening && messages.length === 0 && html`<div class="waiting late" role="img" aria-label=${t("Opening")}><i></i><i></i><i></i></div>`}
+      ${messages.slice(from).map((message) => {
         const key = `${current} ${message.index}`;
         const begun = editing?.id === current && editing.index === message.index ? editing.text : null;
         if (message.role === "user")
@@ -262,7 +291,7 @@ export function Messages() {
       ${unread && !turn && html`<${Unread} ...${unread} />`}
       ${turn && html`<${Running} key=${`turn ${turn.key}`} turn=${turn} />`}
     </div>
-    ${away && html`<${IconButton} icon="down" label="To the end" class="icon-button to-end" onClick=${toEnd} />`}
+    ${away && html`<${IconButton} icon="down" label=${t("To the end")} class="icon-button to-end" onClick=${toEnd} />`}
   </div>`;
 }
 
@@ -271,10 +300,26 @@ export function Messages() {
 // Whether there is a keyboard that can type a line break. Touch keyboards have only Enter.
 const hasKeys = () => matchMedia("(hover: hover)").matches;
 
+// Who answers, with which settings.
+function Foot() {
+  const { models } = useStore();
+  const model = models.length ? modelNow() : null;
+  const show = (kind) => () => update({ dialog: { kind } });
+  return html`<div class="composer-foot">
+    <button type="button" class="model-name" disabled=${!model} title=${t("What this model is")}
+      onClick=${show("model")}>${model?.id ?? " "}</button>
+    <${IconButton} icon="tune" label=${t("Settings")} onClick=${show("settings")} />
+    <p id="composer-hint" class="hint composer-hint">${t("Enter sends, Shift+Enter begins a new line, Esc stops.")}</p>
+    <${Gauge} />
+  </div>`;
+}
+
 export function Composer() {
   const { current, turns, health, opening, unread, write, drafts } = useStore();
   const [text, setText] = useState(() => draftOf(current));
   const area = useRef(null);
+  const pictures = picturesOf(current);
+  useDrops(current);
   const turn = turns.get(current);
   const runs = turn && turn.status !== "failed";
   // Nothing can be sent while a turn runs, the server is down, or the conversation is not shown.
@@ -289,10 +334,11 @@ export function Composer() {
   }, [text]);
   const submit = (event) => {
     event?.preventDefault();
-    if (!text.trim() || !ready) return;
+    if (!(text.trim() || pictures.length) || !ready) return;
     keepDraft(current, "");
+    keepPictures(current, []);
     setText("");
-    send(text.trim());
+    send(text.trim(), pictures);
   };
   const onInput = (event) => {
     setText(event.target.value);
@@ -308,27 +354,33 @@ export function Composer() {
     }
   };
   return html`<form class="composer" onSubmit=${submit}>
+    ${isNearlyFull(roomNow()) && !turn && html`<${Ways} />`}
+    <${Estimate} text=${text} />
+    <${Attached} id=${current} pictures=${pictures} />
     <div class="composer-box">
+      ${takesPictures() && html`<${PictureButton} id=${current} />`}
       <textarea
         id="composer"
+        dir="auto"
         ref=${area}
         rows="1"
-        aria-label="Message"
+        aria-label=${t("Message")}
         aria-describedby="composer-hint"
-        placeholder=${state.messages.length ? "Reply" : "Say something"}
+        placeholder=${state.messages.length ? t("Reply") : t("Say something")}
         value=${text}
         onInput=${onInput}
         onKeyDown=${onKeyDown}
+        onPaste=${(event) => pasted(current, event)}
       ></textarea>
       ${
         runs
-          ? html`<button type="button" class="send" aria-label="Stop" title="Stop (Esc)"
+          ? html`<button type="button" class="send" aria-label=${t("Stop")} title=${t("Stop (Esc)")}
             onClick=${() => stop()}><${Icon} name="stop" /></button>`
-          : html`<button type="submit" class="send" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() || !ready}>
+          : html`<button type="submit" class="send" aria-label=${t("Send")} title=${t("Send (Enter)")} disabled=${!(text.trim() || pictures.length) || !ready}>
             <${Icon} name="send" />
           </button>`
       }
     </div>
-    <p id="composer-hint" class="hint composer-hint">Enter sends, Shift+Enter begins a line. Up edits your last message, Esc stops.</p>
+    <${Foot} />
   </form>`;
 }

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { SPAN, history } from "./metrics.js";
+import { t } from "./words.js";
 
 const HEIGHT = 108;
 const STEPS = [1, 2, 5]
@@ -16,7 +17,7 @@ export function Plot({ title, lines, told, empty, dots = false }) {
   const keyed = lines.some(({ name }) => !title.toLowerCase().includes(name)); // the title does not name the line
   return html`<figure class="plot">
     <figcaption>${title}${keyed && lines.map(({ name, of }) => html`<span class="key"><i class=${`line-of ${of}`}></i>${name}</span>`)}</figcaption>
-    ${lines.length ? html`<${Chart} key=${names} label=${`${title}, the last five minutes; now ${now.join(", ")}`} lines=${lines} told=${told} dots=${dots} />` : html`<p class="hint">${empty}</p>`}
+    ${lines.length ? html`<${Chart} key=${names} label=${t("{title}, the last five minutes; now {values}", { title, values: now.join(", ") })} lines=${lines} told=${told} dots=${dots} />` : html`<p class="hint">${empty}</p>`}
   </figure>`;
 }
 
@@ -57,7 +58,7 @@ function Chart({ label, lines, told, dots }) {
     };
   }, [colours]);
   useEffect(() => chart.current?.setData(data));
-  if (broken) return html`<p class="hint">The plot could not be loaded.</p>`;
+  if (broken) return html`<p class="hint">${t("The plot could not be loaded.")}</p>`;
   return html`<div class="chart" ref=${place} role="img" aria-label=${label}></div>`;
 }
 

@@ -1,9 +1,9 @@
 // The list of sessions, and the actions on them.
 
 import { apiKey, call, getJson, randomId, url } from "./api.js";
-import { plural } from "./bits.js";
 import { familyOf } from "./family.js";
 import { BESIDE, state, toast, update } from "./store.js";
+import { plural, t } from "./words.js";
 
 const PAGE = 60;
 const PIN_SECONDS = 7 * 86_400; // the server's maximum
@@ -12,7 +12,16 @@ const TITLE = 60; // characters
 const path = (id, rest = "") => `v1/sessions/${encodeURIComponent(id)}${rest}`;
 
 export const sessionPath = path;
-export const titleOf = (session) => session?.metadata.title || session?.id || "New conversation";
+export const titleOf = (session) => session?.title || session?.id || t("New conversation");
+
+const LABEL = "label:"; // how the keys of labels begin, in the metadata
+const PINNED = "pinned";
+
+export const labelsOf = ({ metadata }) =>
+  Object.keys(metadata)
+    .filter((key) => key.startsWith(LABEL))
+    .map((key) => key.slice(LABEL.length))
+    .sort();
 
 export function titleFor(text) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
@@ -23,21 +32,22 @@ export function titleFor(text) {
 // An error as a sentence for the user.
 export function said(error) {
   const words = {
-    session_not_found: "This conversation is no longer there.",
-    session_deleted: "This conversation was deleted meanwhile.",
+    session_not_found: t("This conversation is no longer there."),
+    session_deleted: t("This conversation was deleted meanwhile."),
     session_damaged:
-      "Parts of this conversation are damaged on the server's disk, so it cannot be read. It can only be deleted.",
-    session_busy: "This conversation is still busy with another turn.",
+      t("Parts of this conversation are damaged on the server's disk, so it cannot be read. It can only be deleted."),
+    session_busy: t("This conversation is still busy with another turn."),
     context_length_exceeded:
-      "This conversation is too long for the model. Go on from an earlier turn, or begin a new one.",
-    queue_full: "The server is busy: too many requests are waiting.",
-    engine_unavailable: "The model is not ready.",
-    engine_died: "The model's process ended in the middle of this. Nothing that was saved is lost.",
-    log_unavailable: "The server cannot reach its session log right now.",
-    insufficient_storage: "The server's disk is full, so nothing new can be kept.",
-    invalid_capsule: "This file is not a conversation that was exported from this program, or it is damaged.",
-    request_too_large: "This is too large for the server.",
-    too_many_transfers: "Four exports and imports are running already.",
+      t("This conversation is too long for the model. Go on from an earlier turn, or begin a new one."),
+    compaction_failed: t("The model wrote no summary of this conversation."),
+    queue_full: t("The server is busy: too many requests are waiting."),
+    engine_unavailable: t("The model is not ready."),
+    engine_died: t("The model's process ended in the middle of this. Nothing that was saved is lost."),
+    log_unavailable: t("The server cannot reach its session log right now."),
+    insufficient_storage: t("The server's disk is full, so nothing new can be kept."),
+    invalid_capsule: t("This file is not a conversation that was exported from this program, or it is damaged."),
+    request_too_large: t("This is too large for the server."),
+    too_many_transfers: t("Four exports and imports are running already."),
   };
   return words[error.code] ?? error.message;
 }
@@ -45,11 +55,6 @@ export function said(error) {
 export const report = (error) => error.name !== "AbortError" && toast(said(error));
 
 // --- the list ------------------------------------------------------------------------------------------------
-
-export async function loadModel() {
-  const models = await getJson("v1/models");
-  update({ model: models.data[0] });
-}
 
 // Load the next sessions of the list, or with `fresh` the first ones: known sessions missing there were deleted.
 // Changes of a session that the page made while it waited are newer than the answer.
@@ -59,6 +64,7 @@ export async function loadSessions(fresh = false) {
   if (!fresh && state.after) query.set("after", state.after);
   const page = await getJson(`v1/sessions?${query}`);
   const read = new Map(page.data.map((session) => [session.id, session]));
+  if (fresh) await loadPinned(read);
   await addParents(read);
   const sessions = new Map(state.sessions);
   const isOld = (id) => state.sessions.get(id) === before.get(id);
@@ -116,8 +122,10 @@ function grouped() {
   }
   const made = [...groups].map(([root, members]) => {
     members.sort((one, other) => other.last_used_at - one.last_used_at || other.created_at - one.created_at);
-    const pinned = members.some((member) => (member.pinned_until ?? 0) * 1000 > Date.now());
-    return { members, latest: members[0], pinned, title: members[0].metadata.title || root };
+    const pinned = members.some((member) => PINNED in member.metadata);
+    const kept = members.some((member) => (member.pinned_until ?? 0) * 1000 > Date.now());
+    const named = members.find((member) => member.metadata.title) ?? members.find((member) => member.title);
+    return { members, latest: members[0], pinned, kept, title: named?.title || root };
   });
   return made.sort((one, other) => other.pinned - one.pinned || other.latest.last_used_at - one.latest.last_used_at);
 }
@@ -125,6 +133,13 @@ function grouped() {
 export const conversationOf = (id) => conversations().find(({ members }) => members.some((member) => member.id === id));
 
 // --- one session ---------------------------------------------------------------------------------------------
+
+let pickUp = async () => false;
+
+// `told` is called with the id of a session that is to be shown. It returns whether a turn of it runs.
+export function onShown(told) {
+  pickUp = told;
+}
 
 // Show a session; `null` is a new one. Another branch of the open conversation is shown once it is loaded.
 export async function open(id) {
@@ -140,7 +155,12 @@ export async function open(id) {
   }
   update({ opening: true });
   try {
-    await show(id);
+    const known = state.sessions.has(id);
+    if (!known && (await pickUp(id)) && isBeginning(state.turns.get(id))) {
+      if (state.wanted === id) update({ ...emptyOf(id), opening: false });
+      return;
+    }
+    await Promise.all([show(id), known && pickUp(id)]);
   } catch (error) {
     if (state.wanted !== id) return;
     update({ opening: false });
@@ -183,7 +203,8 @@ export async function follow() {
   if (id === null || (state.turns.has(id) && !state.tree)) return;
   try {
     await loadTree(id);
-    const count = state.sessions.get(id).messages;
+    const { messages: count, running } = state.sessions.get(id);
+    if (running && isIdle() && (await pickUp(id))) return;
     if (isIdle() && (state.unread || count !== state.messages.length || lastTurnOf(id) !== state.shown)) await show(id);
   } catch (error) {
     if (error.status === 404 && isIdle()) lose(id, error);
@@ -220,21 +241,45 @@ export async function everyOf(members) {
   return [...new Map(all.map((session) => [session.id, session])).values()];
 }
 
-export async function change(members, body) {
+// Change sessions, each by a request with `body` of it.
+export async function changeOnly(sessions, body) {
   try {
     const changed = await Promise.all(
-      (await everyOf(members)).map((session) => getJson(path(session.id), { method: "POST", json: body(session) })),
+      sessions.map((session) => getJson(path(session.id), { method: "POST", json: body(session) })),
     );
-    const sessions = new Map(state.sessions);
-    for (const session of changed) sessions.set(session.id, session);
-    update({ sessions });
+    const all = new Map(state.sessions);
+    for (const session of changed) all.set(session.id, session);
+    update({ sessions: all });
+  } catch (error) {
+    report(error);
+  }
+}
+
+export async function change(members, body) {
+  try {
+    await changeOnly(await everyOf(members), body);
   } catch (error) {
     report(error);
   }
 }
 
 export const rename = (members, title) => change(members, (session) => ({ metadata: { ...session.metadata, title } }));
-export const pin = (members, on) => change(members, () => ({ pin_seconds: on ? PIN_SECONDS : 0 }));
+export const keepCache = (members, on) => change(members, () => ({ pin_seconds: on ? PIN_SECONDS : 0 }));
+
+export const pin = (members, on) =>
+  change(members, ({ metadata: { [PINNED]: _, ...rest } }) => ({ metadata: on ? { ...rest, [PINNED]: "yes" } : rest }));
+
+export const setLabels = (members, names) =>
+  change(members, ({ metadata }) => {
+    const rest = Object.entries(metadata).filter(([key]) => !key.startsWith(LABEL));
+    return { metadata: Object.fromEntries([...rest, ...names.map((name) => [`${LABEL}${name}`, "yes"])]) };
+  });
+
+// The pinned conversations may be further down the list.
+async function loadPinned(read) {
+  const { data } = await getJson(`v1/sessions?${new URLSearchParams({ limit: 100, [`metadata[${PINNED}]`]: "yes" })}`);
+  for (const session of data) read.set(session.id, session);
+}
 
 function hide(removed) {
   const { tree } = state;
@@ -254,7 +299,7 @@ export function remove(ids, text) {
     hide(new Set([...state.removed].filter((id) => !ids.includes(id))));
     if (opened) open(opened);
   };
-  toast(text, { action: "Undo", run: back, after: () => removeNow(ids) });
+  toast(text, { action: t("Undo"), run: back, after: () => removeNow(ids) });
 }
 
 async function removeNow(ids) {
@@ -278,7 +323,7 @@ export async function rewind(id, turn) {
   try {
     await call(path(id, "/rewind"), { method: "POST", json: { turn } });
     await open(id);
-    toast(`Back at the end of turn ${turn}.`);
+    toast(t("Back at the end of turn {number}.", { number: turn }));
   } catch (error) {
     report(error);
   }
@@ -289,7 +334,7 @@ export async function fork(id, turn) {
     const made = await getJson(path(id, "/fork"), { method: "POST", json: { id: newId(), turn } });
     update({ sessions: new Map([...state.sessions, [made.id, made]]) });
     await open(made.id);
-    toast(`A new branch begins behind turn ${turn}. It shares what came before.`);
+    toast(t("A new branch begins behind turn {number}. It shares what came before.", { number: turn }));
     return made.id;
   } catch (error) {
     report(error);
@@ -337,8 +382,8 @@ export async function importFile(file) {
     update({ sessions: new Map([...state.sessions, [made.id, made]]) });
     await open(made.id);
     const { turns, kv_tokens: kept } = made.imported;
-    const told = `Imported ${plural(turns, "turn")}`;
-    toast(kept ? `${told}, with the cache.` : `${told}. The cache is computed when you go on.`);
+    const told = plural(turns, "Imported {n} turn", "Imported {n} turns");
+    toast(kept ? `${told}${t(", with the cache.")}` : `${told}. ${t("The cache is computed when you go on.")}`);
   } catch (error) {
     report(error);
   }

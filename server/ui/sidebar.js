@@ -1,12 +1,14 @@
 // The list of conversations.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { Icon, IconButton, ago, count, plural } from "./bits.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { Icon, IconButton, ago, count } from "./bits.js";
+import { FilterButton, Filters, Found, Labels, NO_FILTER, isFiltered, useSearch } from "./search.js";
 import {
   conversations,
   everyOf,
   importFile,
   isBeginning,
+  keepCache,
   loadSessions,
   open,
   pin,
@@ -15,35 +17,36 @@ import {
   titleOf,
 } from "./sessions.js";
 import { remember, remembered, state, update, useStore } from "./store.js";
+import { LANGUAGES, chooseLanguage, chosenLanguage, plural, t } from "./words.js";
 
-const NOTHING_FOUND = "Nothing is called that.";
-const NOTHING_YET = "Conversations stay here, also after a restart.";
-const MOST_SEARCHED = 20; // pages of older conversations that a search loads
+const NOTHING_FOUND = t("Nothing found.");
+const NOTHING_YET = t("Conversations stay here, also after a restart.");
 
 export function Sidebar({ modal }) {
   const { current, more, listed, turns } = useStore();
   const [query, setQuery] = useState("");
+  const [filter, setFilter] = useState(NO_FILTER);
+  const [isFiltering, setFiltering] = useState(false);
+  const search = useSearch(query, filter);
   const all = conversations();
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = all.filter(({ title, members }) => {
-    const text = [title, ...members.map(({ id }) => id)].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word));
-  });
-  useEffect(() => {
-    if (words.length) readOn();
-  }, [words.length > 0]);
-  const begun = words.length ? [] : [...turns.values()].filter(isBeginning);
-  return html`<nav class="sidebar" aria-label="Conversations">
+  const begun = search.isOn ? [] : [...turns.values()].filter(isBeginning);
+  const filterMore = () => {
+    setFiltering(!isFiltering);
+    if (isFiltering) setFilter(NO_FILTER);
+  };
+  return html`<nav class="sidebar" aria-label=${t("Conversations")}>
     <div class="sidebar-head">
       <span class="brand"><img src="icon.svg" alt="" width="22" height="22" />warmturn</span>
-      ${modal && html`<${IconButton} icon="close" label="Close the list" onClick=${() => update({ drawer: false })} />`}
+      ${modal && html`<${IconButton} icon="close" label=${t("Close the list")} onClick=${() => update({ drawer: false })} />`}
     </div>
-    <button type="button" class="new-chat" onClick=${() => goTo(null)}><${Icon} name="plus" />New conversation</button>
+    <button type="button" class="new-chat" onClick=${() => goTo(null)}><${Icon} name="plus" />${t("New conversation")}</button>
     <label class="search">
       <${Icon} name="search" />
-      <input type="search" placeholder="Search" aria-label="Search conversations" value=${query}
+      <input type="search" placeholder=${t("Search")} aria-label=${t("Search conversations")} value=${query}
         onInput=${(event) => setQuery(event.target.value)} />
+      <${FilterButton} isOpen=${isFiltering} toggle=${filterMore} />
     </label>
+    ${isFiltering && html`<${Filters} filter=${filter} setFilter=${setFilter} />`}
     <div class="conversations" tabindex="-1">
       ${
         begun.length > 0 &&
@@ -51,7 +54,8 @@ export function Sidebar({ modal }) {
         ${begun.map((turn) => html`<${Begun} key=${turn.id} turn=${turn} active=${turn.id === current} />`)}
       </ul>`
       }
-      ${byDay(found).map(
+      ${search.isOn && search.data && html`<${Results} search=${search} query=${isFiltered(filter) ? "" : query} current=${current} />`}
+      ${(search.isOn ? [] : byDay(all)).map(
         ([day, groups]) => html`<section key=${day}>
         <h2 class="day">${day}</h2>
         <ul>
@@ -60,20 +64,31 @@ export function Sidebar({ modal }) {
         </ul>
       </section>`,
       )}
-      ${listed && found.length === 0 && html`<p class="hint list-hint">${all.length ? NOTHING_FOUND : NOTHING_YET}</p>`}
-      ${more && words.length === 0 && html`<button type="button" class="button quiet"
-        onClick=${() => loadSessions().catch(report)}>Show older ones</button>`}
+      ${listed && !search.isOn && all.length === 0 && html`<p class="hint list-hint">${NOTHING_YET}</p>`}
+      ${more && !search.isOn && html`<button type="button" class="button quiet"
+        onClick=${() => loadSessions().catch(report)}>${t("Show older ones")}</button>`}
     </div>
     <${Foot} />
   </nav>`;
 }
 
-async function readOn() {
-  try {
-    for (let page = 0; state.more && page < MOST_SEARCHED; page += 1) await loadSessions();
-  } catch (error) {
-    report(error);
-  }
+// What the server has found, and what is known here by a part of its title or id.
+function Results({ search, query, current }) {
+  const { data, more, readOn } = search;
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const told = new Set(data.map(({ id }) => id));
+  const near = words.length
+    ? conversations().filter(({ title, members }) => {
+        const text = [title, ...members.map(({ id }) => id)].join(" ").toLowerCase();
+        return words.every((word) => text.includes(word)) && !members.some(({ id }) => told.has(id));
+      })
+    : [];
+  return html`<ul aria-label=${t("Results")}>
+      ${data.map((session) => html`<${Found} key=${session.id} session=${session} active=${session.id === current} />`)}
+      ${near.map((group) => html`<${Row} key=${group.latest.id} group=${group} active=${group.latest.id === current} />`)}
+    </ul>
+    ${data.length + near.length === 0 && html`<p class="hint list-hint" role="status">${NOTHING_FOUND}</p>`}
+    ${more && html`<button type="button" class="button quiet" onClick=${readOn}>${t("Show more")}</button>`}`;
 }
 
 function goTo(id) {
@@ -84,15 +99,15 @@ function goTo(id) {
 // Groups by the day of their last use: [day, groups].
 function byDay(groups) {
   const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
-  const days = { Today: midnight, Yesterday: midnight - 86_400, "The last 7 days": midnight - 7 * 86_400, Before: 0 };
+  const days = { [t("Today")]: midnight, [t("Yesterday")]: midnight - 86_400, [t("The last 7 days")]: midnight - 7 * 86_400, [t("Before")]: 0 };
   const dayOf = ({ pinned, latest }) =>
-    pinned ? "Pinned" : Object.keys(days).find((day) => latest.last_used_at >= days[day]);
+    pinned ? t("Pinned") : Object.keys(days).find((day) => latest.last_used_at >= days[day]);
   const found = new Map();
   for (const group of groups) found.set(dayOf(group), [...(found.get(dayOf(group)) ?? []), group]);
   return [...found];
 }
 
-const doingOf = (turn) => turn && (turn.status === "failed" ? "Not sent" : "Answering…");
+const doingOf = (turn) => turn && (turn.status === "failed" ? t("Not sent") : t("Answering…"));
 
 // A conversation or branch whose first turn is running, or has failed.
 function Begun({ turn, active }) {
@@ -105,28 +120,35 @@ function Begun({ turn, active }) {
 }
 
 function Row({ group, active }) {
-  const { members, latest, title, pinned } = group;
+  const { members, latest, title, pinned, kept } = group;
   const doing = doingOf(members.map(({ id }) => state.turns.get(id)).find(Boolean));
   const about = [
     ago(latest.last_used_at),
-    latest.turns ? plural(latest.tokens, "token") : plural(latest.messages, "message"),
+    latest.turns ? plural(latest.tokens, "{n} token", "{n} tokens") : plural(latest.messages, "{n} message", "{n} messages"),
   ];
-  if (members.length > 1) about.push(`${count(members.length)} branches`);
+  if (members.length > 1) about.push(plural(members.length, "{n} branch", "{n} branches"));
   return html`<li class=${`row ${active ? "active" : ""}`}>
     <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${() => goTo(latest.id)}>
       <span class="row-title">${pinned && html`<${Icon} name="pin" />`}${title}</span>
-      <span class="row-about">${doing ?? about.join(" · ")}</span>
+      <span class="row-about">${doing ?? about.join(" · ")}<${Labels} session=${latest} /></span>
     </button>
-    <${Menu} label=${`More for ${title}`}>
+    <${Menu} label=${t("More for {title}", { title })}>
       <button type="button" role="menuitem"
-        onClick=${() => update({ dialog: { kind: "rename", members, title } })}><${Icon} name="edit" />Rename</button>
+        onClick=${() => update({ dialog: { kind: "rename", members, title } })}><${Icon} name="edit" />${t("Rename")}</button>
       <button type="button" role="menuitem" onClick=${() => pin(members, !pinned)}>
-        <${Icon} name="pin" />${pinned ? "Unpin" : "Pin its cache for a week"}
+        <${Icon} name="pin" />${pinned ? t("Unpin") : t("Pin to the top")}
       </button>
       <button type="button" role="menuitem"
-        onClick=${() => update({ dialog: { kind: "export", id: latest.id } })}><${Icon} name="export" />Export</button>
+        onClick=${() => update({ dialog: { kind: "labels", members } })}><${Icon} name="label" />${t("Labels")}</button>
+      <button type="button" role="menuitem" onClick=${() => keepCache(members, !kept)}>
+        <${Icon} name="clock" />${kept ? t("Release its cache") : t("Keep its cache for a week")}
+      </button>
+      <button type="button" role="menuitem"
+        onClick=${() => update({ dialog: { kind: "share", id: latest.id } })}><${Icon} name="link" />${t("Share")}</button>
+      <button type="button" role="menuitem"
+        onClick=${() => update({ dialog: { kind: "export", id: latest.id } })}><${Icon} name="export" />${t("Export")}</button>
       <button type="button" role="menuitem" class="danger"
-        onClick=${(event) => removeGroup(group, event.target.closest(".row"))}><${Icon} name="trash" />Delete</button>
+        onClick=${(event) => removeGroup(group, event.target.closest(".row"))}><${Icon} name="trash" />${t("Delete")}</button>
     <//>
   </li>`;
 }
@@ -137,7 +159,7 @@ async function removeGroup({ members }, row) {
   const next = rows[at + 1] ?? rows[at - 1] ?? document.querySelector(".new-chat");
   try {
     const ids = (await everyOf(members)).map(({ id }) => id);
-    remove(ids, ids.length > 1 ? `Deleted, all ${count(ids.length)} branches.` : "Deleted.");
+    remove(ids, ids.length > 1 ? t("Deleted, all {n} branches.", { n: count(ids.length) }) : t("Deleted."));
     next.focus(); // the focused row was removed
   } catch (error) {
     report(error);
@@ -183,21 +205,27 @@ function Menu({ label, children }) {
 }
 
 function Foot() {
-  const { model } = useStore();
   const file = useRef(null);
   const chosen = () => {
     if (file.current.files[0]) importFile(file.current.files[0]);
     file.current.value = "";
   };
   return html`<div class="sidebar-foot">
-    <span class="model-name" title=${model?.id}>${model?.id ?? " "}</span>
     <input ref=${file} type="file" accept=".zip,application/zip" class="hidden"
-      tabindex="-1" aria-label="Capsule to import" onChange=${chosen} />
-    <${IconButton} icon="import" label="Import a conversation" onClick=${() => file.current.click()} />
-    <${IconButton} icon="tune" label="Settings" onClick=${() => update({ dialog: { kind: "settings" } })} />
+      tabindex="-1" aria-label=${t("Capsule to import")} onChange=${chosen} />
+    <${IconButton} icon="import" label=${t("Import a conversation")} onClick=${() => file.current.click()} />
+    <${IconButton} icon="keys" label=${t("Keys")} onClick=${() => update({ dialog: { kind: "shortcuts" } })} />
+    <${LanguageChoice} />
     <${ThemeButton} />
   </div>`;
 }
+
+const LanguageChoice = () =>
+  html`<select class="language" aria-label=${t("Language")} value=${chosenLanguage()}
+    onChange=${(event) => chooseLanguage(event.target.value)}>
+    <option value="">${t("Language")}</option>
+    ${Object.entries(LANGUAGES).map(([name, words]) => html`<option value=${name} lang=${name}>${words}</option>`)}
+  </select>`;
 
 const THEMES = ["auto", "light", "dark"];
 const THEME_ICONS = { auto: "auto", light: "sun", dark: "moon" };
@@ -210,12 +238,13 @@ export function applyTheme() {
 function ThemeButton() {
   const [theme, setTheme] = useState(() => document.documentElement.dataset.theme);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  const themes = { auto: t("auto"), light: t("light"), dark: t("dark") };
   const change = () => {
     remember("theme", next);
     applyTheme();
     setTheme(next);
     update({});
   };
-  return html`<${IconButton} icon=${THEME_ICONS[theme]} label=${`Colours: ${theme}. Change to ${next}`}
+  return html`<${IconButton} icon=${THEME_ICONS[theme]} label=${t("Colours: {theme}. Change to {next}", { theme: themes[theme], next: themes[next] })}
     onClick=${change} />`;
 }

@@ -1,6 +1,7 @@
 // The page's state, in one object. `update` changes it and renders every component that uses it.
 
 import { useEffect, useReducer } from "./vendor/htm-3.1.1/standalone.module.js";
+import { t } from "./words.js";
 
 export const BESIDE = "(min-width: 1160px)"; // wide enough for the panel beside the chat
 const SPOKEN = 10_000; // milliseconds after which an announcement is removed, so that screen readers find nothing old
@@ -10,7 +11,7 @@ let told = false;
 
 export const state = {
   health: "ok", // ok | loading | down
-  model: null, // of /v1/models
+  models: [], // of /v1/models
   sessions: new Map(), // id -> session
   more: false, // of the list
   after: null,
@@ -25,6 +26,7 @@ export const state = {
   turns: new Map(), // session id -> its running or failed turn, see talk.js
   selected: null, // id of the turn whose cost is shown
   panel: null, // turns | live | null
+  target: null, // { id, message } that is scrolled to, found by a search
   editing: null, // { id, index, text } of a message that is being edited
   drafts: 0, // counts how often text was returned to the input field
   write: 0, // counts how often the input field shall get the focus
@@ -33,7 +35,7 @@ export const state = {
   toast: null, // { text, action, run }
   spoken: "", // the text for screen readers
   removed: new Set(), // ids that are hidden, and deleted when the time to undo is over
-  settings: { temperature: "", maxTokens: "", system: "" },
+  settings: {}, // of new conversations, see settings.js
 };
 
 export function update(change) {
@@ -93,11 +95,10 @@ export function toast(text, { action = null, run = null, after = null, seconds =
   };
   update({ toast: shown });
   shown.release();
-  speak(action ? `${text} ${action} is a button at the end of the page.` : text);
+  speak(action ? t("{text} {action} is a button at the end of the page.", { text, action }) : text);
 }
 
-// Kept over reloads if the browser has storage. Drafts are in `sessionStorage` with the key, as another key may belong
-// to another user.
+// Kept over reloads if the browser has storage.
 export function remembered(name, fallback, place = "localStorage") {
   try {
     return JSON.parse(window[place].getItem(`warmturn-${name}`)) ?? fallback;

@@ -1,7 +1,10 @@
 // Turns: sending, streaming, stopping, retrying, and branching from an earlier message.
 
 import { Failure, call, eventsOf, getJson, randomId } from "./api.js";
+import { draftOf, keepDraft } from "./drafts.js";
+import { keepPictures, picturesOf, wire } from "./pictures.js";
 import {
+  changeOnly,
   loadTree,
   lose,
   newId,
@@ -13,42 +16,81 @@ import {
   titleFor,
   titleOf,
 } from "./sessions.js";
-import { remember, remembered, speak, state, toast, update } from "./store.js";
+import { instructionsDraft, settingsNow, wishOf, withSettings } from "./settings.js";
+import { speak, state, toast, update } from "./store.js";
+import { t } from "./words.js";
 
-const ENDS = { length: " The reply ended at its limit of tokens.", cancelled: " Stopped here." };
+const ENDS = { length: t("The reply ended at its limit of tokens."), cancelled: t("Stopped here.") };
 const REDRAW = 40; // milliseconds between two renderings of a growing reply
 
 // --- sending -------------------------------------------------------------------------------------------------
 
-// Send a turn in the open session, or in a new one.
-export function send(text) {
+// Send a turn in the open session, or in a new one. `media` are pictures before the text.
+export function send(text, media = []) {
   const isNew = state.current === null;
   const id = state.current ?? newId();
-  const system = isNew && state.settings.system.trim();
-  const messages = [{ role: "user", content: text }];
-  if (system) messages.unshift({ role: "system", content: system });
-  start({ id, messages, metadata: isNew ? { title: titleFor(text) } : null, fork: null });
+  const changed = instructions();
+  const messages = [...changed, { role: "user", content: text, ...(media.length ? { media } : {}) }];
+  const title = titleFor(text || t("A picture"));
+  start({ id, messages, changed: changed[0]?.content, metadata: isNew ? (withSettings({ title }, state.settings) ?? { title }) : null, fork: null });
   if (isNew) begin(id);
+}
+
+// The instructions that go along with the next message: of a new conversation, or changed in an open one.
+function instructions() {
+  const id = state.current;
+  const system = id === null ? state.settings.system.trim() : draftOf(instructionsDraft(id));
+  if (id !== null) keepDraft(instructionsDraft(id), "");
+  return system ? [{ role: "system", content: system }] : [];
 }
 
 // Send another message in place of message `index` and everything after it, on a branch: the old messages stay.
 // `again`: it is the same message.
 export async function branch(index, text, again = false) {
+  const { id, messages, fork } = forkBefore(index);
+  const changed = instructions();
+  const isKept = ({ role }) => !changed.length || (role !== "system" && role !== "developer");
+  const before = [...changed, ...messages.slice(0, -1).filter(isKept)];
+  start({
+    id,
+    messages: [...before, { ...messages.at(-1), content: text }],
+    changed: changed[0]?.content,
+    metadata: null,
+    fork: { ...fork, again },
+  });
+  show(id, fork.shown);
+}
+
+// Answer a message again beside the open session: on a branch with other settings, which is not opened. Returns its id.
+export function answerBeside(index, settings) {
+  const { id, messages, fork } = forkBefore(askedBefore(index));
+  start({ id, messages, metadata: null, fork: { ...fork, again: true }, wish: wishOf(settings), settings });
+  return id;
+}
+
+// Go on from another beginning of the reply `index`, on a branch.
+export function branchBehind(index, beginning) {
+  const { id, messages, fork } = forkBefore(askedBefore(index));
+  const wish = { ...wishOf(settingsNow()), continue_final_message: true, add_generation_prompt: false };
+  start({ id, messages: [...messages, { role: "assistant", content: beginning }], metadata: null, fork: { ...fork, again: true }, wish });
+  show(id, fork.shown);
+}
+
+const askedBefore = (index) => state.messages.slice(0, index).findLastIndex((message) => message.role === "user");
+
+// A branch of the open session that has everything before message `index`; its first messages are those of that turn.
+function forkBefore(index) {
   const from = state.current;
   const old = state.messages[index];
   const kept = old.turn === null ? (state.messages.findLast(({ turn }) => turn !== null)?.turn ?? 0) : old.turn - 1; // turns before it
   const first = state.messages.findIndex((message) => message.turn === null || message.turn > kept);
-  const before = state.messages.slice(first, index).map(plain);
-  const id = newId();
-  const shown = state.messages.slice(0, first);
-  start({
-    id,
-    messages: [...before, { ...plain(old), content: text }],
-    metadata: null,
-    fork: { from, turn: kept, done: false, index, shown, again },
-  });
+  const messages = state.messages.slice(first, index + 1).map(plain);
+  return { id: newId(), messages, fork: { from, turn: kept, done: false, index, shown: state.messages.slice(0, first) } };
+}
+
+function show(id, messages) {
   history.pushState(null, "", `#/${id}`);
-  update({ wanted: id, current: id, messages: shown, selected: null });
+  update({ wanted: id, current: id, messages, selected: null });
 }
 
 // Send the same message again, on a branch.
@@ -57,8 +99,8 @@ export function regenerate(index) {
   if (asked >= 0) branch(asked, state.messages[asked].content, true);
 }
 
-function plain({ role, content, name, tool_calls: calls, tool_call_id: call, reasoning_content: thought }) {
-  const all = { role, content, name, tool_calls: calls, tool_call_id: call, reasoning_content: thought };
+export function plain({ role, content, name, media, tool_calls: calls, tool_call_id: call, reasoning_content: thought }) {
+  const all = { role, content, name, media, tool_calls: calls, tool_call_id: call, reasoning_content: thought };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined));
 }
 
@@ -70,10 +112,10 @@ function begin(id) {
 // --- a turn --------------------------------------------------------------------------------------------------
 
 // `posted`: the server was asked for the reply; `stopping`: it was asked to end it.
-const UNSENT = { status: "sending", posted: false, stopping: false, reply: "", thought: "", error: null, retryAt: null };
+export const UNSENT = { status: "sending", posted: false, stopping: false, reply: "", thought: "", error: null, retryAt: null };
 
 function start(turn) {
-  const fresh = { ...UNSENT, key: randomId(20) };
+  const fresh = { ...UNSENT, key: randomId(20), wish: wishOf(settingsNow()) };
   // `shown`: how many messages it follows; `turns`: how many the session had when it was sent, null before.
   put({ ...fresh, shown: state.messages.length, turns: null, ...turn, abort: new AbortController() });
   run(turn.id);
@@ -94,26 +136,31 @@ export function dismiss(id) {
   if (fork?.done) call(path(id), { method: "DELETE" }).catch(() => {});
   const home = homeOf(turn);
   const editing = isOpen && fork && !fork.again ? { id: home, index: fork.index, text: askedIn(turn) } : null;
-  giveBack(id, home, editing || fork?.again ? "" : askedIn(turn));
+  const kept = editing || fork; // pictures of a message that is edited stay with it
+  giveBack(id, home, editing || fork?.again ? "" : askedIn(turn), kept ? [] : turn.messages.at(-1).media);
+  if (turn.changed && home !== null) keepDraft(instructionsDraft(home), turn.changed);
   drop(id);
   if (isOpen && home !== id) open(home);
   if (editing) update({ editing });
 }
 
-const askedIn = (turn) => turn.messages.at(-1).content;
+export const askedIn = (turn) => turn.messages.at(-1).content;
 
 // The session in whose input field a turn was written: its id, null for a new one.
-const homeOf = (turn) => turn.fork?.from ?? (state.sessions.has(turn.id) ? turn.id : null);
+export const homeOf = (turn) => turn.fork?.from ?? (state.sessions.has(turn.id) ? turn.id : null);
 
-// Return text to the input field, before what was typed since.
-function giveBack(id, home, text) {
+// Return text and pictures to the input field, before what was typed since.
+export function giveBack(id, home, text, media = []) {
+  const pictures = [...media, ...picturesOf(id), ...(home === id ? [] : picturesOf(home))];
+  keepPictures(id, []);
+  keepPictures(home, pictures);
   const all = [text, draftOf(id), home === id ? "" : draftOf(home)].filter(Boolean);
   keepDraft(id, "");
   keepDraft(home, all.join("\n\n"));
   update({ drafts: state.drafts + 1 });
 }
 
-const put = (turn) => update({ turns: new Map([...state.turns, [turn.id, turn]]) });
+export const put = (turn) => update({ turns: new Map([...state.turns, [turn.id, turn]]) });
 
 function drop(id) {
   const turns = new Map(state.turns);
@@ -130,29 +177,59 @@ function alter(id, change) {
 async function run(id) {
   const turn = state.turns.get(id);
   const { signal } = turn.abort;
-  speak("The reply is being written.");
+  speak(t("The reply is being written."));
   try {
     await forked(turn);
     if (!(await isAsShown(turn))) return await moved(turn);
     alter(id, { posted: true });
-    const response = await call(path(id, "/chat/completions"), {
+    const asked = call(path(id, "/chat/completions"), {
       method: "POST",
       headers: { "idempotency-key": turn.key },
       json: {
-        messages: turn.messages,
+        messages: turn.messages.map(wire),
         ...(turn.metadata ? { metadata: turn.metadata } : {}),
-        ...wished(),
+        ...turn.wish,
         stream: true,
+        background: true,
       },
       signal,
     });
-    alter(id, { status: "streaming" });
-    const finish = await read(id, response);
-    await finished(id, finish);
+    await readOn(id, asked);
   } catch (error) {
-    if (error.name === "AbortError" || error.code === "turn_cancelled") stopped(id);
-    else failed(id, error);
+    await ended(id, error);
   }
+}
+
+// Read the reply of a turn that the server was asked for.
+export async function readOn(id, asked) {
+  const response = await asked;
+  alter(id, { status: "streaming" });
+  const finish = await read(id, response);
+  await finished(id, finish);
+}
+
+export async function ended(id, error) {
+  if (error.name === "AbortError" || error.code === "turn_cancelled") await stopped(id, error);
+  else failed(id, error);
+}
+
+// The session, or undefined: a request for a session that does not exist would be shown as an error in the console.
+export async function lookUp(id) {
+  const { data } = await getJson(`v1/sessions?${new URLSearchParams({ prefix: id, limit: 1 })}`);
+  return data.find((session) => session.id === id);
+}
+
+// Whether a turn was committed.
+export async function isKept({ id, turns, fork }) {
+  const session = await lookUp(id);
+  return session !== undefined && session.turns > (turns ?? fork?.turn ?? 0);
+}
+
+// A turn was committed while this page did not listen: read it.
+export async function leave(id) {
+  drop(id);
+  if (state.current === id) await open(id);
+  else await loadOne(id);
 }
 
 // A fork cannot be cancelled: it may exist already, so it is deleted if it does.
@@ -184,18 +261,10 @@ async function isAsShown(turn) {
 }
 
 async function moved({ id, messages }) {
-  giveBack(id, id, messages.at(-1).content);
+  giveBack(id, id, messages.at(-1).content, messages.at(-1).media);
   drop(id);
   if (state.current === id) await open(id);
-  toast("This conversation went on elsewhere. Your message was not sent yet.");
-}
-
-function wished() {
-  const { temperature, maxTokens } = state.settings;
-  const wish = {};
-  if (temperature !== "") wish.temperature = Number(temperature);
-  if (maxTokens !== "") wish.max_tokens = Number(maxTokens);
-  return wish;
+  toast(t("This conversation went on elsewhere. Your message was not sent yet."));
 }
 
 // Read the stream into the turn. Returns the finish reason.
@@ -229,7 +298,7 @@ async function read(id, response) {
 // The turn is committed: add it to the conversation.
 async function finished(id, finish) {
   const turn = state.turns.get(id);
-  speak(`Reply: ${turn.reply}${ENDS[finish] ?? ""}`);
+  speak([`${t("Reply:")} ${turn.reply}`, ENDS[finish]].filter(Boolean).join(" "));
   const isOpen = state.current === id;
   try {
     if (isOpen) {
@@ -238,6 +307,8 @@ async function finished(id, finish) {
       if (state.current === id) await settle(id, [...before, ...saidIn(turn)].map(counted(id)));
     } else {
       await loadOne(id);
+      if (turn.settings) await keepSettings(id, turn.settings);
+      if (state.tree?.family.sessions.has(turn.fork?.from)) await loadTree();
     }
     drop(id);
   } catch (error) {
@@ -246,6 +317,9 @@ async function finished(id, finish) {
     if (isOpen) open(id);
   }
 }
+
+const keepSettings = (id, settings) =>
+  changeOnly([state.sessions.get(id)], ({ metadata }) => ({ metadata: withSettings(metadata, settings) ?? metadata }));
 
 async function loadOne(id) {
   const session = await getJson(path(id));
@@ -264,7 +338,7 @@ function counted(id) {
 }
 
 function failed(id, error) {
-  const known = error instanceof Failure ? error : new Failure(0, { message: "The page failed on this answer." });
+  const known = error instanceof Failure ? error : new Failure(0, { message: t("The page failed on this answer.") });
   if (known !== error) console.error(error);
   const waits = known.retryAfter !== null;
   alter(id, { status: "failed", error: known, retryAt: waits ? Date.now() + known.retryAfter * 1000 : null });
@@ -291,55 +365,15 @@ export async function stop(id = state.current) {
   }
 }
 
-// No token was generated, or the connection was closed before the end: there is no turn.
-function stopped(id) {
-  const { reply } = state.turns.get(id);
-  dismiss(id);
-  speak(reply.trim() === "" ? "Stopped. Nothing was said yet." : "Stopped. The reply is not kept.");
-}
-
-// --- drafts --------------------------------------------------------------------------------------------------
-
-const drafts = new Map(Object.entries(remembered("drafts", {}, "sessionStorage")));
-
-export const draftOf = (id) => drafts.get(id ?? "new") ?? "";
-
-export function keepDraft(id, text) {
-  const name = id ?? "new";
-  if (text) drafts.set(name, text);
-  else drafts.delete(name);
-  remember("drafts", Object.fromEntries([...drafts].slice(-20)), "sessionStorage");
-}
-
-// A turn that runs when the page is closed is not committed. Its message is kept until the page is opened again.
-export function keepRunning(isGoing = true) {
-  const left = [...state.turns.values()].map((turn) => {
-    const text = turn.fork?.again && !turn.fork.done ? "" : askedIn(turn);
-    return { id: turn.id, home: homeOf(turn), text, turns: turn.turns ?? turn.fork?.turn ?? 0 };
-  });
-  remember("running", isGoing ? left : [], "sessionStorage");
-}
-
-// The page was opened again: put the kept message into the input field. Returns the session to open instead of `id`.
-export async function takeUp(id) {
-  const left = remembered("running", [], "sessionStorage");
-  let place = id;
-  while (left.length) {
-    const { id: name, home: from, text, turns } = left[0];
-    const session = await getJson(path(name)).catch((error) => {
-      if (error.status !== 404) throw error;
-      return null;
-    });
-    const home = session ? name : from;
-    left.shift();
-    remember("running", left, "sessionStorage");
-    if (session && session.turns > turns) continue; // the turn was committed after all
-    giveBack(name, home, text);
-    if (name !== id) continue;
-    place = home;
-    toast("The reply was not finished. Your message is below.");
+// No token was generated, so there is no turn; or the connection was closed before the end, so there may be one.
+async function stopped(id, { code }) {
+  const turn = state.turns.get(id);
+  if (turn.posted && code !== "turn_cancelled") {
+    await call(path(id, "/cancel"), { method: "POST" }).catch(() => {}); // the request may have arrived since
+    if (await isKept(turn).catch(() => false)) return leave(id);
   }
-  return place;
+  dismiss(id);
+  return speak(t("Stopped. Nothing was said yet."));
 }
 
 export const shownTitle = () => {
@@ -347,5 +381,5 @@ export const shownTitle = () => {
   const turn = state.turns.get(state.current);
   if (session) return titleOf(session);
   if (turn?.fork) return titleOf(state.sessions.get(turn.fork.from));
-  return turn?.metadata?.title ?? "New conversation";
+  return turn?.metadata?.title ?? t("New conversation");
 };

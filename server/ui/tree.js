@@ -1,13 +1,14 @@
 // The open conversation as a tree of turns: costs, tiers of the KV, and branches.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { ago, count, plural } from "./bits.js";
+import { ago, count } from "./bits.js";
 import { CostBar, branchSummaryOf, summaryOf } from "./cost.js";
 import { Detail } from "./detail.js";
 import { isTwin, rowsOf, totalOf } from "./family.js";
 import { follow } from "./sessions.js";
 import { remember, remembered, update, useStore } from "./store.js";
-import { ALWAYS, inOrder, letterOf, nameOf } from "./tiers.js";
+import { ALWAYS, inOrder, letterOf, nameOf, shortOf } from "./tiers.js";
+import { listed, plural, t } from "./words.js";
 
 const LANE = 18; // pixels
 const MOST_LANES = 8; // that are drawn; further ones share the last
@@ -29,9 +30,7 @@ export function Tree() {
   const family = tree?.family;
   const rows = useMemo(() => (family ? rowsOf(family, current, unfolded) : []), [family, current, unfolded]);
   if (!family || family.nodes.size === 0) {
-    return html`<p class="hint panel-hint">
-      Each turn of the conversation appears here: what it reused, what it computed, and where its cache is.
-    </p>`;
+    return html`<p class="hint panel-hint">${t("Each turn of the conversation appears here: what it reused, what it computed, and where its cache is.")}</p>`;
   }
   const chosen = family.nodes.get(selected) ?? family.paths.get(current)?.at(-1) ?? rows[1].node;
   const unfold = (node, on = true) => {
@@ -80,21 +79,21 @@ function useLooks(current) {
 function Recognised({ session }) {
   if (session?.kind !== "line") return null;
   const { hint, agent } = session.metadata;
-  const told = [`Kept for a client${hint ? `, by its ${hint}` : ""}`];
-  if (agent) told.push(`agent ${agent}`);
-  if (session.parent?.turn === 0) told.push("begun from another conversation");
-  if (session.side_calls) told.push(plural(session.side_calls, "side call"));
+  const told = [hint ? t("Kept for a client, by its {hint}", { hint }) : t("Kept for a client")];
+  if (agent) told.push(t("agent {agent}", { agent }));
+  if (session.parent?.turn === 0) told.push(t("begun from another conversation"));
+  if (session.side_calls) told.push(plural(session.side_calls, "{n} side call", "{n} side calls"));
   return html`<p class="hint recognised">${told.join(" · ")}</p>`;
 }
 
 const Legend = () =>
-  html`<ul class="legend" aria-label="Colours">
-    <li><i class="part device"></i>reused</li>
-    <li><i class="part disk"></i>loaded</li>
-    <li><i class="part recomputed"></i>computed again</li>
-    <li><i class="part fresh"></i>new</li>
-    <li><i class="part reply"></i>reply</li>
-    <li class="legend-where">Cached now:${ALWAYS.map((tier) => html`<span><span class="where"><i class="held">${letterOf(tier)}</i></span>${tier}</span>`)}</li>
+  html`<ul class="legend" aria-label=${t("Colours")}>
+    <li><i class="part device"></i>${t("reused")}</li>
+    <li><i class="part disk"></i>${t("loaded")}</li>
+    <li><i class="part recomputed"></i>${t("computed again")}</li>
+    <li><i class="part fresh"></i>${t("new")}</li>
+    <li><i class="part reply"></i>${t("reply")}</li>
+    <li class="legend-where">${t("Cached now:")}${ALWAYS.map((tier) => html`<span><span class="where"><i class="held">${letterOf(tier)}</i></span>${shortOf(tier)}</span>`)}</li>
   </ul>`;
 
 // The last turn of the branch that ends at a row or is folded below it.
@@ -165,7 +164,7 @@ function Rows({ list, rows, chosen, unfolded, unfold, enter }) {
   const shown = places.filter(({ top, height }, index) => index === at || (top + height > sight.from && top < sight.to));
   const { top, height } = places.at(-1);
   return html`<div class="turns" ref=${box} onScroll=${look} tabindex="-1">
-    <ol ref=${list} role="tree" aria-label="Turns" style=${{ height: `${top + height}px` }} onKeyDown=${onKeyDown}>
+    <ol ref=${list} role="tree" aria-label=${t("Turns")} style=${{ height: `${top + height}px` }} onKeyDown=${onKeyDown}>
       ${shown.map(
         (place) => html`<${Row} key=${place.row.node.id ?? "root"} ...${place} scale=${scale}
           chosen=${place.row === rows[at]} isOpen=${unfolded.has(place.row.node.id)} unfold=${unfold} />`,
@@ -222,33 +221,33 @@ function Row({ row, top, height, scale, chosen, isOpen, unfold }) {
     aria-level=${row.lane + 1} aria-posinset=${row.at} aria-setsize=${row.among} aria-expanded=${foldable ? isOpen : undefined}
     onClick=${() => turn && update({ selected: node.id })}>
     <${Lines} row=${row} height=${height} />
-    ${!turn && html`<span class="hint">The beginning</span>`}
+    ${!turn && html`<span class="hint">${t("The beginning")}</span>`}
     ${
       turn &&
       html`<div class="turn">
       ${begins(row) && html`<${Side} node=${node} />`}
-      <span class="turn-title"><b><span class="hidden">Turn </span>${turn.number}</b><span>${turn.preview || "No message"}</span>
+      <span class="turn-title"><b><span class="hidden">${t("Turn")} </span>${turn.number}</b><span>${turn.preview || t("No message")}</span>
         ${isTwin(node) && turn.reply_preview && html`<span class="replied">${turn.reply_preview}</span>`}</span>
       <${CostBar} turn=${turn} scale=${scale} />
       <span class="turn-about"><span>${summaryOf(turn)}</span><${Where} kv=${node.kv} /></span>
-      ${end && html`<span class="branch-total"><span>Branch</span><${CostBar} cost=${end.spent} /><span>${branchSummaryOf(end.spent)}</span></span>`}
+      ${end && html`<span class="branch-total"><span>${t("Branch")}</span><${CostBar} cost=${end.spent} /><span>${branchSummaryOf(end.spent)}</span></span>`}
     </div>`
     }
     ${hidden > 0 && html`<button type="button" class="unfold" tabindex="-1"
-      onClick=${() => unfold(node)}>+${count(hidden)}<span class="hidden"> more turns on this branch</span></button>`}
+      onClick=${() => unfold(node)}>+${count(hidden)}<span class="hidden"> ${t("more turns on this branch")}</span></button>`}
   </li>`;
 }
 
 // How a side branch differs from the straight one.
 function Side({ node }) {
   const { turn } = node.parent;
-  return html`<span class="side"><span class="hidden">Branch off ${turn ? `turn ${turn.number}` : "the beginning"}: </span
-    >${isTwin(node) ? "other reply" : "other message"}, ${ago(node.turn.created_at)}</span>`;
+  return html`<span class="side"><span class="hidden">${turn ? t("Branch off turn {number}:", { number: turn.number }) : t("Branch off the beginning:")} </span
+    >${isTwin(node) ? t("other reply") : t("other message")}, ${ago(node.turn.created_at)}</span>`;
 }
 
 // The tiers that hold the KV up to this turn.
 function Where({ kv }) {
-  const told = kv.size ? `In the cache of ${inOrder(kv).map(nameOf).join(" and ")}` : "In no cache now";
+  const told = kv.size ? t("In the cache of {tiers}", { tiers: listed(inOrder(kv).map(nameOf)) }) : t("In no cache now");
   const shown = inOrder(new Set([...ALWAYS, ...kv]));
   return html`<span class="where" role="img" aria-label=${told} title=${told}>
     ${shown.map((tier) => (kv.has(tier) ? html`<i class="held">${letterOf(tier)}</i>` : html`<i></i>`))}

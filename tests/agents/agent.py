@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,12 +11,19 @@ from typing import Any
 
 from agents.script import Reply, Rule
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 NPM = ROOT / ".agents" / "node_modules" / ".bin"
 PIP = ROOT / ".agents" / "venv" / "bin"
 MODEL = "agent-model"
 Call = dict[str, Any]
 SHORT = {"provider": {"warmturn": {"models": {MODEL: {"limit": {"context": 12_000, "output": 1_000}}}}}}
+
+
+def _goose() -> Path:
+    """Goose's program, which comes in a package of this platform's."""
+    found = sorted((NPM.parent / "@aaif").glob("goose-binary-*/bin/goose"))
+    return found[0] if found else NPM / "goose"
 
 
 def call(name: str, **arguments: Any) -> Call:
@@ -52,6 +60,10 @@ class Agent:
     awaits: tuple[Rule, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     variant: str = ""  # what is not as by default
+    login: tuple[str, ...] = ()  # how it is told of the server, where it has no file for that
+    leave: tuple[str, ...] = ()  # how what it leaves running is ended
+    forgets: bool = False  # each message begins a conversation
+    package: Path | None = None  # the package.json of what is installed for it, where that is not the program
 
     @property
     def title(self) -> str:
@@ -61,7 +73,7 @@ class Agent:
     @property
     def installed(self) -> bool:
         """Whether `make test-agents` has installed it."""
-        return self.program.exists()
+        return self.program.exists() and (self.package is None or self.package.exists())
 
 
 CLAUDE = Agent(
@@ -153,4 +165,59 @@ PI = Agent(
     ),
     environment={"PI_OFFLINE": "1"},
 )
-AGENTS = {agent.title: agent for agent in (CLAUDE, CODEX, CODEX_SOCKET, OPENCODE, QWEN, AIDER, PI)}
+GOOSE = Agent(
+    name="goose",
+    program=_goose(),
+    first=("run", "--text"),
+    again=("run", "--resume", "--text"),
+    tools=Tools(
+        write=lambda path, text: call("write", path=str(path), content=text),
+        read=lambda path: call("shell", command=f"cat {path}"),
+        shell=lambda command: call("shell", command=command),
+        delegate=lambda prompt: call("delegate", instructions=prompt),
+    ),
+    compact=("/compact",),
+    asks="Distill the conversation below",
+    environment={"GOOSE_WARMTURN_KEY": "none", "GOOSE_PROVIDER": "warmturn", "GOOSE_MODEL": MODEL},
+)
+CONTINUE = Agent(
+    name="continue",
+    program=NPM / "cn",
+    first=("--config", "{home}/.continue/warmturn.yaml", "--auto", "-p"),
+    again=("--config", "{home}/.continue/warmturn.yaml", "--auto", "--resume", "-p"),
+    tools=Tools(
+        write=lambda path, text: call("Write", filepath=str(path), content=text),
+        read=lambda path: call("Read", filepath=str(path)),
+        shell=lambda command: call("Bash", command=command),
+    ),
+)
+CLINE = Agent(
+    name="cline",
+    program=NPM / "cline",
+    first=("--auto-approve", "true"),
+    again=("--auto-approve", "true"),  # an earlier session is only resumed on a terminal
+    tools=Tools(
+        write=lambda path, text: call("editor", path=str(path), new_text=text),
+        read=lambda path: call("read_files", files=[{"path": str(path)}]),
+        shell=lambda command: call("run_commands", commands=[command]),
+        delegate=lambda prompt: call("spawn_agent", systemPrompt="You look at files.", task=prompt),
+    ),
+    environment={"AI_SDK_LOG_WARNINGS": "false"},
+    login=("auth", "openai-compatible", "--apikey", "none", "--baseurl", "{url}/v1", "--modelid", MODEL),
+    leave=("hub", "stop"),
+    forgets=True,
+)
+LIBRECHAT = Agent(
+    name="librechat",
+    program=Path(shutil.which("node") or "node"),
+    first=(str(HERE / "librechat" / "chat.mjs"), "{home}/librechat-warmturn.yaml", "{home}/conversation.json"),
+    again=(str(HERE / "librechat" / "chat.mjs"), "{home}/librechat-warmturn.yaml", "{home}/conversation.json"),
+    tools=Tools(
+        write=lambda path, text: call("write_file", path=str(path), text=text),
+        read=lambda path: call("read_file", path=str(path)),
+        shell=lambda command: call("shell", command=command),
+    ),
+    package=NPM.parents[1] / "librechat" / "node_modules" / "@librechat" / "agents" / "package.json",
+)
+_ALL = (CLAUDE, CODEX, CODEX_SOCKET, OPENCODE, QWEN, AIDER, PI, GOOSE, CONTINUE, CLINE, LIBRECHAT)
+AGENTS = {agent.title: agent for agent in _ALL}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from agents.agent import ROOT, Agent
@@ -13,6 +14,7 @@ from agents.script import Reply, Rule, Script
 DONE = Reply("All done. STEP-end")
 WORDS = " ".join(f"word {number}," for number in range(4000))  # a reply that is long enough to be interrupted
 SUMMARY = "<state_snapshot>The user asked for two files, and they were written.</state_snapshot>"
+LOOKS = "abcdefg"  # calls for one message, where a client forgets what was before it
 FIRST, SECOND, GROUND = "notes.txt", "more.txt", "ground.txt"
 
 
@@ -36,6 +38,10 @@ def script_for(agent: Agent, project: Path) -> Script:
         "sub": Reply("", [tools.read(ground)], "I am a sub-agent."),
         "delegate": DONE,
     }
+    if agent.forgets:
+        marks = ["look", *(f"look{letter}" for letter in LOOKS), "end"]
+        for mark, after in pairwise(marks):
+            steps[mark] = Reply(f"I {mark}.", [tools.shell(f"ls {first} && echo STEP-{after}")], "Once more.")
     if tools.delegate is not None:
         steps["delegate"] = Reply("", [tools.delegate("Read the file and report. STEP-sub")])
     return Script(steps=steps, rules=[Rule(agent.asks, Reply(SUMMARY)), *agent.awaits])
@@ -51,6 +57,8 @@ def connect(agent: Agent, desk: Desk) -> None:
         for line in path.read_text().splitlines():
             name, _, value = line.removeprefix("export ").partition("=")
             desk.environment[name] = value
+    if agent.login:
+        desk.run(agent.program, *(part.replace("{url}", desk.proxy.url) for part in agent.login))
     desk.exchanges.clear()
 
 

@@ -35,6 +35,8 @@ def table() -> str:
 
 
 def _version(agent: Agent) -> str:
+    if agent.package is not None:
+        return str(json.loads(agent.package.read_text())["version"])
     told = subprocess.run([agent.program, "--version"], capture_output=True, text=True, timeout=60, check=False)
     words = [word for word in (told.stdout or told.stderr).split() if word[0].isdigit()]
     return words[0] if words else "?"

@@ -24,13 +24,19 @@ from server.chat.tokenizer import ChatTokenizer
 ALL = sorted(FOLDER.glob("*/*.json"))
 OVER_SOCKETS = [path for path in ALL if path.parent.name.endswith("-websocket")]
 RECORDINGS = [path for path in ALL if path not in OVER_SOCKETS]
-MOST = 500_000  # bytes of all recordings
+IN_A_ROW = [path for path in RECORDINGS if path.parent.name in ("codex", "goose", "roo")]  # what some of them have
+MOST = 550_000  # bytes of all recordings
 PRIVATE = re.compile(r"/root/|/work/|/tmp/pytest|pytest-of|Bearer|sk-[A-Za-z0-9]{8}", re.IGNORECASE)
 
 
 def tokens(template: str) -> ChatTokenizer:
     """The demo tokenizer with one of the templates of the sessions."""
     return tokens_with((TEMPLATES / f"{template}.jinja").read_text().removesuffix("\n"))
+
+
+def alternating() -> ChatTokenizer:
+    """The same, with a template that raises an error where roles do not alternate."""
+    return tokens_with((FOLDER.parents[1] / "templates" / "alternating.jinja").read_text().removesuffix("\n"))
 
 
 async def answer(site: Site, path: Path) -> None:
@@ -59,6 +65,12 @@ async def test_a_request_is_answered(site: Site, path: Path) -> None:
 async def test_a_request_is_answered_where_the_template_refuses_system_messages_in_the_middle(
     site: Site, path: Path
 ) -> None:
+    await answer(site, path)
+
+
+@pytest.mark.parametrize("path", IN_A_ROW, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@served(tokens=alternating, any_model=True)
+async def test_messages_in_a_row_are_answered_where_roles_must_alternate(site: Site, path: Path) -> None:
     await answer(site, path)
 
 

@@ -31,7 +31,12 @@ CASES = [
     ("qwen", "chatml"),
     ("qwen", "headers"),
     ("pi", "reasoning"),
+    ("pi", "keeping"),
     ("aider", "brackets"),
+    ("goose", "chatml"),
+    ("continue", "chatml"),
+    ("cline", "chatml"),
+    ("librechat", "reasoning"),
 ]
 LEAST = 0.95  # of the reusable tokens
 STEADY = {"claude": 0.98, "codex": 0.98}  # before the compaction
@@ -49,6 +54,8 @@ def at_work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ag
         made.say(script_for(agent, made.project))
         connect(agent, made)
         yield agent, template, made, server
+        if agent.leave:
+            made.run(agent.program, *agent.leave)
 
 
 def test_a_scripted_session(at_work: tuple[Agent, str, Desk, ScriptedServer]) -> None:

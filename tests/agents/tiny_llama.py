@@ -17,6 +17,9 @@ SPLIT = (  # as most models of today have it
     r"|\s+(?!\S)|\s+"
 )
 ENDS = {"chatml": "<|im_end|>", "reasoning": "<|im_end|>", "headers": "<|eot_id|>", "brackets": "</s>"}
+KEEPING = "keeping"  # the template "reasoning" with a variable that keeps the reasoning of older replies
+SWITCH = ("loop.index0 > ns.last_query", "preserve_thinking or loop.index0 > ns.last_query")
+ENDS[KEEPING] = ENDS["reasoning"]
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"]
 MARKS += ["<|end_header_id|>", "<|eot_id|>", "<s>", "</s>"]
 FORMS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
@@ -69,5 +72,6 @@ def _train(template: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=ENDS[template], bos_token=bos, model_max_length=CONTEXT
     )
-    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text().removesuffix("\n")
+    source = (TEMPLATES / f"{'reasoning' if template == KEEPING else template}.jinja").read_text().removesuffix("\n")
+    tokenizer.chat_template = source.replace(*SWITCH) if template == KEEPING else source
     return tokenizer

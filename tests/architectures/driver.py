@@ -14,10 +14,10 @@ import torch
 from engine_kit import Outcome
 
 from cache.tier import Tier
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel
 from scheduler.model.memory import TooSmall
-from scheduler.process import build
 from scheduler.protocol import FinishReason, Submit, TokenLogprob, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
@@ -71,7 +71,7 @@ class Driver:
             kv_folder=folder,
             disk_floor=0,
         )
-        self.engine, self.facts = build(config, loaded)
+        self.engine, self.facts = build_engine(config, loaded)
         self._sampling = Sampling(temperature=0.0, logit_bias=dict.fromkeys(sorted(banned), _BANNED))
         self._prompts: dict[str, list[int]] = {}
         self._outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
@@ -128,7 +128,7 @@ class Driver:
             _distributions(drawn),
             _distributions(read[1:]) if read else None,
             receipt.cached,
-            receipt.reused(Tier.HOST),
+            receipt.count_reused(Tier.HOST),
         )
 
 

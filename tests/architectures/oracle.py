@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+_DRAWS = 8
+_ROUNDING = 3e-7  # relative, of a float32 product
+
 
 class Oracle:
     """Logits after a prompt and each generated token.
@@ -25,6 +28,28 @@ class Oracle:
             start = [int(self._model.generation_config.decoder_start_token_id)]
             return self._rows(lambda ids: self._forward(prompt, ids), start, generated)
         return self._rows(lambda ids: self._forward(ids), prompt, generated)
+
+    def moved_by_rounding(self, prompt: list[int], generated: list[int]) -> float:
+        """How far the model's own logits move, relative to the largest, if its weights are off by a few roundings. A
+        timeline where a token is as near to one choice (of experts, of blocks of keys) as to another has two right
+        answers.
+        """
+        ids = [*prompt, *generated[:-1]]
+        want = self._anew(ids)
+        kept = [weight.clone() for weight in self._model.parameters()]
+        moved = 0.0
+        for seed in range(_DRAWS):
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for weight in self._model.parameters():
+                    weight.mul_(1 + _ROUNDING * torch.randn(weight.shape, generator=generator))
+                moved = max(moved, float((self._anew(ids) - want).abs().max() / want.abs().max()))
+                for weight, before in zip(self._model.parameters(), kept, strict=True):
+                    weight.copy_(before)
+        return moved
+
+    def _anew(self, ids: list[int]) -> torch.Tensor:
+        return Oracle._forward(self, ids)
 
     def _rows(self, forward: Any, before: list[int], generated: list[int]) -> torch.Tensor:
         timeline = [*before, *generated[:-1]]

@@ -57,6 +57,10 @@ BASE: dict[str, dict[str, Any]] = {
     },
 }
 
+# Entries that are no model by themselves, and why: what transformers says of their tiny configs does not tell it.
+_DRAFTS = "drafts for another model, whose hidden states, keys and values all of its layers read"
+NO_MODEL = {"gemma4_assistant": _DRAFTS, "gemma4_unified_assistant": _DRAFTS}
+
 OVERRIDES: dict[str | tuple[str, str], dict[str, Any]] = {
     **{name: {"is_decoder": True} for name in _ENCODERS},
     **{name: {"head_dim": 8, "num_key_value_heads": 4} for name in _LATENT},

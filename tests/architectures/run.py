@@ -34,7 +34,7 @@ import torch
 import transformers
 from architectures.build import ENTRIES, build, family_of, has_thresholds
 from architectures.long import Crossings
-from architectures.overrides import DRIFTING
+from architectures.overrides import DRIFTING, NO_MODEL
 from architectures.scenario import LOOSE, STRICT, Report, Scenario, Status, check
 from architectures.table import Result, summary, written
 
@@ -100,7 +100,7 @@ def examine(name: str, kind: str, real: bool) -> Report:
     try:
         model = build(name, kind, real=real)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = NO_MODEL.get(name) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Report(Status.SKIPPED, "-", reason=reason.partition(". ")[0][:150])
     try:
         return check(model, LOOSE if name in DRIFTING else STRICT, Crossings if real else Scenario)

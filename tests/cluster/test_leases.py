@@ -235,7 +235,7 @@ def test_a_server_hears_what_the_others_did_and_wish(shared: str) -> None:
             await one.create("a", "t")
             await one.responses.put("a", "t", StoredResponse("k", "queued", 1, "{}", "[]"))
             for unwanted in (False, True):
-                await two.responses.settled("a", "t", "k", unwanted=unwanted)
+                await two.responses.settle("a", "t", "k", unwanted=unwanted)
                 assert await one.beat() == leases.LeaseChanges(
                     unwanted=frozenset({("a", "t", "k")} if unwanted else ())
                 )

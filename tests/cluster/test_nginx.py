@@ -62,7 +62,7 @@ def test_a_session_goes_to_one_server_however_it_is_named(router: Nginx) -> None
     used = set()
     for name in SESSIONS:
         mark = f"mark-{name}"
-        headers = {"x-session-id": name, "x-request-id": mark}
+        headers = {"x-session-id": name, "x-session-create": "true", "x-request-id": mark}
         chat = f"{router.url}/v1/chat/completions"
         made = httpx.post(chat, json=body_of(TOLD), headers=headers, timeout=PATIENCE)
         assert text_of(made)

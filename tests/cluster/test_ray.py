@@ -99,7 +99,7 @@ def chat_on(url: str, name: str, stopped: Event) -> int:
     count = 0
     while not stopped.is_set():
         session = f"{name}-{count}"
-        ended = stream(url, session, 300, Ended(), **{"x-session-id": session}, **BEARER)
+        ended = stream(url, session, 300, Ended(), **{"x-session-id": session, "x-session-create": "true"}, **BEARER)
         assert ended.finished, ended
         text_of(ask(url, session, ASKED, None, x_session_id=session, **BEARER))
         count += 1

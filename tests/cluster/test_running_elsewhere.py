@@ -29,7 +29,7 @@ K1, K2 = (StoredResponse(key, "queued", 1, "{}", "[]") for key in ("k1", "k2"))
 
 
 async def status(log: SessionLog, key: str, *, unwanted: bool = False) -> str:
-    stored = await log.responses.settled(*S, key, unwanted=unwanted)
+    stored = await log.responses.settle(*S, key, unwanted=unwanted)
     assert stored is not None
     return stored.status
 

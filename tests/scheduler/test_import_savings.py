@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -9,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from scheduler import import_savings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,6 +24,7 @@ from scheduler.engine_config import EngineConfig
 
 config = EngineConfig(address="", model=sys.argv[1], device="cpu", tensor_parallel=int(sys.argv[2]))
 leave_out_unused(config)
+import pytest
 import torch
 from scheduler import process
 """
@@ -110,3 +115,19 @@ def test_the_names_of_all_models_are_those_that_transformers_reads() -> None:
     assert (theirs, "Quick" in ours) == ("fetch__all__", True)
     assert all(len(modules) > 1000 for modules, *_ in known)
     assert quickly == known
+
+
+def test_the_module_of_a_frame_is_found_without_a_look_at_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stats() -> int:
+        return len(vars(inspect)["modulesbyfile"])
+
+    frame = sys._getframe()
+    for known in ("modulesbyfile", "_filesbymodname"):
+        monkeypatch.setattr(inspect, known, {})
+    with import_savings.callers_found_quickly():
+        assert inspect.getmodule(frame) is sys.modules[__name__]
+        assert inspect.getmodule(Path) is sys.modules[Path.__module__]
+        assert inspect.getframeinfo(frame).lineno == frame.f_lineno
+        assert stats() == 0
+    assert inspect.getmodule(frame) is sys.modules[__name__]
+    assert stats() > 0

@@ -21,7 +21,6 @@ from scheduler.protocol import (
     Loading,
     ModelFailed,
     Ready,
-    Receipt,
     Refused,
     Shutdown,
     Stats,
@@ -35,6 +34,7 @@ from scheduler.protocol import (
 )
 from scheduler.sampling_params import Sampling, Stopping
 from scheduler.tokenizer_parts import AddedToken, TokenizerParts
+from scheduler.turn_receipt import Receipt
 
 FACTS = ModelFacts("M", 1, 4, "float32", "cpu", 9, 8, (1, 2), "packed", "ok", {"full": 2}, 64, 16, 10, "abc")
 TO_ENGINE = [

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from fake_engine import EMBEDDING
 from http_context import HELLO, Site, served
 
 from server.api import routers
@@ -21,6 +22,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "a", "stream": False},
     "/v1/sessions/{session_id}/chat/completions": {"messages": HELLO},
     "/v1/sessions/{session_id}/regenerate": {},
+    "/v1/sessions/{session_id}/alternatives": {"turn": 1, "token": 0},
 }
 BAD: list[dict[str, Any]] = [  # over a good body
     {"temperature": 9},
@@ -36,6 +38,19 @@ BAD: list[dict[str, Any]] = [  # over a good body
 RAW = [b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b"{" + b'"a":[' * 99 + b"]" * 99 + b"}"]
 
 
+POOLED: dict[str, dict[str, Any]] = {  # of a model that embeds
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/rerank": {"query": "Hello", "documents": ["Bye"]},
+    "/v2/rerank": {"query": "Hello", "documents": ["Bye"]},
+    "/rerank": {"query": "Hello", "documents": ["Bye"]},
+    "/v1/score": {"text_1": "Hello", "text_2": "Bye"},
+    "/score": {"text_1": "Hello", "text_2": "Bye"},
+    "/api/embed": {"input": "Hello"},
+    "/api/embeddings": {"prompt": "Hello"},
+    "/v1/sessions/{session_id}/embedding": {"dimensions": 4},
+}
+
+
 def url(template: str) -> str:
     return template.replace("{session_id}", "s")
 
@@ -49,12 +64,15 @@ async def told(site: Site, template: str, data: bytes, **headers: str) -> tuple[
     return answer.status_code, json.dumps(body), kept
 
 
-@pytest.mark.parametrize("template", GOOD)
+@pytest.mark.parametrize("template", [*GOOD, *POOLED])
 @served()
 async def test_the_short_way_tells_what_the_framework_tells(
     site: Site, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bodies = [json.dumps({**GOOD[template], **more}).encode() for more in BAD] + RAW
+    if template in POOLED:
+        site.engine.facts = EMBEDDING
+    good = {**GOOD, **POOLED}[template]
+    bodies = [json.dumps({**good, **more}).encode() for more in BAD] + RAW
     asked = [(data, dict[str, str]()) for data in bodies]
     asked += [(b"{}", {"content-type": "text/plain"}), (b"{}", {"content-encoding": "gzip"})]
     short = [await told(site, template, data, **headers) for data, headers in asked]
@@ -64,7 +82,7 @@ async def test_the_short_way_tells_what_the_framework_tells(
 
 
 def test_these_are_all_endpoints_of_turns() -> None:
-    assert {*GOOD} == {*TurnRoutes(route for router in routers() for route in router.routes).by_path}
+    assert {*GOOD, *POOLED} == {*TurnRoutes(route for router in routers() for route in router.routes).by_path}
 
 
 @pytest.mark.parametrize("template", GOOD)
@@ -80,7 +98,7 @@ async def test_turns_do_not_pass_the_framework(site: Site, template: str, monkey
     assert answer.status_code == 200, answer.text
     other = await site.http.get("/v1/models")  # passes it
     assert (other.status_code, other.json()["error"]["type"]) == (500, "server_error")
-    counted = site.app.state.context.metrics.text().decode()
+    counted = site.context.metrics.text().decode()
     assert f'route="{template}",status="200"' in counted
 
 

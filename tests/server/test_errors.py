@@ -124,7 +124,7 @@ async def test_many_faults_cost_one_finding(site: Site) -> None:
         ("GET", "/nothing", 404),
         ("GET", "/docs", 404),
         ("GET", "/redoc", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/moderations", 404),
         ("GET", "/v1/models/", 404),
         ("GET", "/v1/models/other", 404),
         ("PUT", "/v1/chat/completions", 405),
@@ -253,8 +253,10 @@ async def test_every_route_refuses_unknown_parameters_of_the_url_by_their_name(s
             "conversation_id": "conv_s",
             "item_id": "msg_s_1",
             "completion_id": "chatcmpl-s",
+            "file_id": "file-s",
+            "batch_id": "batch_s",
         }
-        url = path.format(**ids, index=0, model="demo")
+        url = path.format(**ids, index=0, turn=1, model="demo", digest="0" * 32)
         body: Any = None if method in ("GET", "DELETE") else {}
         for name, param in (("colour", "colour"), ("a%0Ab", None), ("", None)):
             response = await site.http.request(method, f"{url}?{name}={SECRET}", json=body)
@@ -391,6 +393,12 @@ async def test_a_form_is_told_in_words(site: Site, body: dict[str, Any], param: 
     assert f"must be 1 to {characters} " in error["message"]
     assert "pattern" not in error["message"]
     assert "^" not in error["message"]
+
+
+@served()
+async def test_a_length_is_told_in_our_words(site: Site) -> None:
+    error = (await site.chat(bad_words=[""])).json()["error"]
+    assert error["message"] == "bad_words[0] should have at least 1 character."
 
 
 @served()

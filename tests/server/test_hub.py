@@ -45,8 +45,9 @@ def test_folders_proxies_and_those_who_are_offline_need_no_hub(
     listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener.close()
-    look_for(str(tmp_path))
-    assert not offline()
+    for local in (str(tmp_path), "missing.gguf", "./missing.gguf", "/nowhere/at/all/missing.gguf"):
+        look_for(local)
+        assert not offline()
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     look_for("somebody/some-model")
     assert not offline()

@@ -36,21 +36,21 @@ def test_a_log_that_cannot_be_opened_leaves_no_engine_process(tmp_path: Path, mo
 
     async def scenario() -> None:
         made = Instance(ServeConfig(data_dir=tmp_path), EngineLauncher(scripted_engine.COMMAND), tmp_path)
-        opened = instance.opened_log
+        opened = instance.open_session_log
 
         def opened_late(config: ServeConfig, folder: Path) -> object:
-            started.append(pid_of(made.engine))
-            assert made.engine.state() == "loading"
+            started.append(pid_of(made.first_engine))
+            assert made.first_engine.state() == "loading"
             return opened(config, folder)
 
         imported = instance.import_parts
 
         def imported_late() -> None:
             imported()
-            while made.engine._link is None:  # on a thread: the loop starts the process meanwhile
+            while made.first_engine._link is None:  # on a thread: the loop starts the process meanwhile
                 time.sleep(0.01)
 
-        monkeypatch.setattr(instance, "opened_log", opened_late)
+        monkeypatch.setattr(instance, "open_session_log", opened_late)
         monkeypatch.setattr(instance, "import_parts", imported_late)
         async with AsyncExitStack() as stack:
             with pytest.raises(UsageError):

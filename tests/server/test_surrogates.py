@@ -51,14 +51,14 @@ TOOL_USE = [
     ],
 )
 def test_halves_are_mended_and_nothing_else_is(text: str, read: str) -> None:
-    assert surrogates.mended(text) == read
+    assert surrogates.mend(text) == read
     told = ""  # and a character at a time
     waiting = ""
     for character in text:
         waiting += character
-        settled = surrogates.settled(waiting)
-        told, waiting = told + surrogates.mended(waiting[:settled]), waiting[settled:]
-    assert told + surrogates.mended(waiting) == read
+        settled = surrogates.settled_length(waiting)
+        told, waiting = told + surrogates.mend(waiting[:settled]), waiting[settled:]
+    assert told + surrogates.mend(waiting) == read
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_whatever_else_holds_one_is_a_line_of_the_log(
     def fails(*given: Any) -> None:
         "\ud83d".encode()
 
-    monkeypatch.setattr("server.api.openai.chat.whole_conversation", fails)
+    monkeypatch.setattr("server.api.openai.chat.chat_prompt", fails)
     response = await site.chat()
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_value"

@@ -4,10 +4,12 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from http_context import Site, served
 
+from server.chat.tokenizer import ChatTokenizer
 from server.http.error_responses import as_api_error
 from server.log.logged_message import LoggedMessage
 from server.workers import NoWorkerFree, Workers, WorkTimedOut
@@ -123,10 +125,10 @@ def test_how_both_are_told() -> None:
 @served()
 async def test_a_template_that_hangs_costs_its_own_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    tokens = site.app.state.context.tokens
+    tokens = site.context.tokens
     render = type(tokens).render
 
-    def hanging(self: object, messages: list[LoggedMessage], **how: bool) -> str:
+    def hanging(self: ChatTokenizer, messages: list[LoggedMessage], **how: Any) -> str:
         if messages[-1].content == "hang":
             go.wait()
         text: str = render(self, messages, **how)

@@ -26,9 +26,10 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data")) as running:
-        yield running
+def server(chromium: Browser, request: pytest.FixtureRequest) -> ServerProcess:
+    """Not started where there is no browser."""
+    running: ServerProcess = request.getfixturevalue("demo_server")
+    return running
 
 
 @pytest.fixture

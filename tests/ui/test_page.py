@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from browser_desk import Desk, desk_at
+from browser_desk import Desk, desk_at, violations
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 WALTER = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"]
 KEY = "a-key-of-the-tests"
-AT_REST = """() => document.getAnimations().every(
-  (one) => one.playState !== "running" || one.effect.getTiming().iterations === Infinity)"""
 EVIL = """<img src=x onerror="window.hacked=1"> <script>window.hacked=2</script> <b onclick="window.hacked=3">bold</b>
 
 [link](javascript:window.hacked=4) [data](data:text/html,<script>window.hacked=5</script>)
@@ -276,14 +274,17 @@ def test_the_list_renames_pins_searches_and_deletes_with_a_way_back(desk: Desk) 
     desk.tab.keyboard.press("Enter")
     row.get_by_text("Zebra and milk").wait_for()
     assert desk.rest(f"sessions/{name}")["metadata"]["title"] == "Zebra and milk"
-    choose("Pin its cache for a week")
-    row.locator(".row-title svg").wait_for()
+    with desk.tab.expect_response(lambda answer: answer.request.method == "POST"):
+        choose("Keep its cache for a week")
     assert desk.rest(f"sessions/{name}")["pinned_until"] is not None
+    choose("Pin to the top")
+    row.locator(".row-title svg").wait_for()
     search = desk.tab.get_by_role("searchbox")
     search.fill("zebra MILK")
+    desk.tab.get_by_role("list", name="Results").locator(".row").wait_for()
     assert desk.tab.locator(".row").count() == 1
     search.fill("nobody said this")
-    desk.tab.get_by_text("Nothing is called that.").wait_for()
+    desk.tab.get_by_text("Nothing found.").wait_for()
     search.fill("")
     choose("Delete")
     desk.tab.get_by_text("A conversation that stays").wait_for()
@@ -366,18 +367,6 @@ def test_a_phone_has_room_for_all_of_it(phone: Desk) -> None:
     box = phone.tab.locator("#composer").bounding_box()
     assert box is not None
     assert box["y"] + box["height"] <= 640
-
-
-def violations(desk: Desk) -> list[Any]:
-    """What axe finds that is serious."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    desk.tab.wait_for_function(AT_REST)  # what fades in has little contrast at first
-    found = axe.run(desk.tab).response["violations"]
-    return [
-        (rule["id"], [node["html"] for node in rule["nodes"]])
-        for rule in found
-        if rule["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])

@@ -96,7 +96,7 @@ def test_keys_go_through_the_tree_and_fork(desk: Desk) -> None:
     rows(desk).nth(3).wait_for()
     focused = desk.tab.locator(":focus")
     keyboard = desk.tab.keyboard
-    assert desk.tab.locator(".tree [tabindex='0']").count() == 1
+    assert desk.tab.locator("[role=tree] [tabindex='0']").count() == 1
     desk.tab.get_by_role("treeitem", selected=True).focus()
     keyboard.press("Home")
     detail(desk, 1).wait_for()
@@ -265,3 +265,29 @@ def test_a_conversation_that_was_recognised_says_by_what_and_how_many_side_calls
     desk.open("#/named")
     rows(desk).first.wait_for()
     assert desk.tab.locator(".recognised").count() == 0
+
+
+def test_drafted_tokens_are_told(desk: Desk) -> None:
+    def counted(route: Route) -> None:
+        lines = ("draft_tokens", 70), ("accepted_draft_tokens", 62)
+        told = "".join(f'warmturn_{name}_total{{source="grammar"}} {value}.0\n' for name, value in lines)
+        route.fulfill(body=METRICS + told, content_type="text/plain")
+
+    tree = many(2)
+    drafts = {"history": {"drafted": 40, "accepted": 31}, "heads": {"drafted": 9, "accepted": 0}}
+    tree["data"][0]["turns"][1]["cache"]["speculation"] = drafts
+    desk.tab.route("**/many/tree", lambda route: route.fulfill(json=tree))
+    desk.tab.route("**/many/messages", lambda route: route.fulfill(json={"data": []}))
+    desk.open("#/many")
+    rows(desk).filter(has_text="31 drafted").wait_for()
+    detail(desk, 2).get_by_text("31 of 40 right").wait_for()
+    told = detail(desk, 2).inner_text()
+    assert "Drafted from this conversation" in told
+    assert "Drafted by the model's own layers\n0 of 9 right" in told
+    assert "drafted" not in rows(desk).nth(0).inner_text()
+    desk.tab.route("**/metrics", counted)
+    desk.tab.get_by_role("button", name="The server now").click()
+    shown = desk.tab.get_by_role("region", name="Drafted tokens that were right")
+    shown.get_by_text("62 of 70 right").wait_for()
+    assert "Drafted by the grammar" in shown.inner_text()
+    desk.tab.unroute("**/metrics")

@@ -12,6 +12,18 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def wide(numbers, dtype: tl.constexpr, CODEC: tl.constexpr):
+    """Numbers of pages as ``dtype``; all that one byte can say is exact in it. No instruction for fp8 is needed, which
+    GPUs before 8.9 lack.
+    """
+    if CODEC == 2:  # four bits of exponent, three of mantissa: a float16 with another bias
+        bits = numbers.to(tl.uint16)
+        half = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
+        return (half.to(tl.float16, bitcast=True) * 256.0).to(dtype)
+    return numbers.to(dtype)
+
+
 # ``positions`` is a row of a step's numbers: where it begins depends on how many tokens there are.
 @triton.jit(
     do_not_specialize=["flagged", "table_stride", "window", "heads", "key_heads"],
@@ -19,8 +31,10 @@ import triton.language as tl
 )
 def attend(
     query,  # [tokens, heads, DIM]
-    key,  # [slots, PAGE, key heads, DIM]
-    value,  # [slots, PAGE, key heads, VALUE]
+    key,  # [slots, PAGE, key heads, DIM]; of records int8, or the bits of fp8 as uint8
+    value,  # [slots, PAGE, key heads, VALUE]; also
+    key_scales,  # of records, [slots, PAGE, key heads] float32
+    value_scales,  # also
     out,  # [tokens, heads, VALUE]
     parts,  # [rows of parts, heads, PADDED_VALUE] float32
     stats,  # [rows of parts, heads, 2] float32: largest score, sum of weights
@@ -39,6 +53,10 @@ def attend(
     value_slot,
     value_token,
     value_head,
+    key_scales_slot,
+    key_scales_token,
+    value_scales_slot,
+    value_scales_token,
     scale,
     softcap,
     window,  # keys that a query sees at most, or of a chunk
@@ -56,6 +74,7 @@ def attend(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     FLAGS: tl.constexpr,
+    CODEC: tl.constexpr,  # 0: keys and values as they are; 1: int8, 2: fp8 in records
 ):
     item, shared = items + 6 * (tl.program_id(0) // key_heads), tl.program_id(0) % key_heads
     span, row, tokens = tl.load(item), tl.load(item + 1), tl.load(item + 2)
@@ -81,7 +100,10 @@ def attend(
         offset = position_of_key % PAGE
         where = page.to(tl.int64) * key_slot + offset * key_token + shared * key_head
         k = tl.load(key + where[None, :] + across[:, None], mask=there[None, :] & (across < DIM)[:, None], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.dot(q, wide(k, q.dtype, CODEC), input_precision="ieee") * scale
+        if CODEC != 0:
+            which = page.to(tl.int64) * key_scales_slot + offset * key_scales_token + shared
+            scores = scores * tl.load(key_scales + which, mask=there, other=0.0)[None, :]
         if CAPPED:
             scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
         seen = there[None, :] & (position_of_key[None, :] <= position[:, None])
@@ -101,6 +123,10 @@ def attend(
             mask=there[:, None] & (across_value < VALUE)[None, :],
             other=0.0,
         )
+        if CODEC != 0:
+            which = page.to(tl.int64) * value_scales_slot + offset * value_scales_token + shared
+            by = tl.load(value_scales + which, mask=there, other=0.0)
+            v = (wide(v, tl.float32, CODEC) * by[:, None]).to(q.dtype)
         total = total * kept + tl.sum(weights, 1)
         sums = sums * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         most = higher

@@ -156,7 +156,7 @@ class BasicBlock:
         self.operations.append(Operation(Opcode.STORE, size, self.slots.new(0), ref, extra=external))
 
     def constant(self, values: torch.Tensor) -> Slot:
-        """A slot with the same values in every row."""
+        """A slot with the same values in every row: float32 of any shape, read in order."""
         return self.slots.new(values.numel(), values)
 
     def product(self, weight: Any, ids: Ids, size: int) -> Slot:
@@ -168,7 +168,7 @@ class BasicBlock:
             self._made[key] = self.compute(Opcode.PACK, len(ids), self.whole(ids), extra=weight.kind)
         return self.compute(Opcode.MATMUL, size, Ref(self._made[key]), extra=weight)
 
-    def routed(self, weights: Any, ids: Ids, experts: Ids) -> Slot:
+    def add_routed(self, weights: Any, ids: Ids, experts: Ids) -> Slot:
         """Add a ROUTED: the elements ``ids``, which all choices share or of which each has its own, with the weights of
         the ``experts``, one number per choice. Returns the slot of its results, one choice after the other.
         """
@@ -186,12 +186,12 @@ class BasicBlock:
             ref = _pattern(slot, ids - parts[0][0].start)
             if ref is not None:
                 return ref
-        return Ref(self._ordered(ids, parts))
+        return Ref(self._order(ids, parts))
 
     def whole(self, ids: Ids) -> Ref:
         """An operand with these elements that is contiguous and does not repeat."""
         ref = self.ref(ids)
-        return ref if ref.period == 0 else Ref(self._ordered(ids, self.slots.parts(ids)))
+        return ref if ref.period == 0 else Ref(self._order(ids, self.slots.parts(ids)))
 
     def pair(self, left: Ids, right: Ids) -> tuple[Ref, Ref]:
         """Two operands of one instruction. If both repeat, the longer period is a multiple of the shorter one."""
@@ -216,7 +216,7 @@ class BasicBlock:
             self._mine[slot] = self.read(external, slot.size)
         return self._mine[slot]
 
-    def _ordered(self, ids: Ids, parts: list[tuple[Slot, Ids]]) -> Slot:
+    def _order(self, ids: Ids, parts: list[tuple[Slot, Ids]]) -> Slot:
         key = ids.tobytes()
         if key not in self._made:
             out = self.slots.new(len(ids))

@@ -25,7 +25,7 @@ from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel, kernel
 from scheduler.accel.cpu.recorder import Recorder
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 from scheduler.weights.stand_in import WeightStandIn
 
 _NAME = "warmturn over "  # followed by the name of the function that serves modules that are not packed
@@ -96,7 +96,9 @@ class PackedExperts:
             self.module._parameters[name] = torch.nn.Parameter(weight.dense(), False)
 
     def fits(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> bool:
-        """Whether ``forward`` can be called with these arguments, and is faster than the module's own."""
+        """Whether ``forward`` can be called with these arguments, which should be ``hidden [T, hidden]``, ``index [T,
+        K]`` and ``weights [T, K]``, and is faster than the module's own.
+        """
         if hidden.dim() != 2 or index.dim() != 2 or index.shape != weights.shape or len(index) != len(hidden):
             return False
         few = self.limit is None or len(hidden) <= self.limit
@@ -109,7 +111,7 @@ class PackedExperts:
         key = index.shape[1], weights.dtype
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._recorded(*key)
+            program = self._programs[key] = self._record_program(*key)
         given = [hidden.contiguous(), index.long().contiguous(), weights.contiguous()]
         program.place_inputs(given)
         (out,) = program.place_outputs(len(hidden))
@@ -119,8 +121,8 @@ class PackedExperts:
     def record(
         self, recorder: Recorder, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Record ``forward``. The values of the result are made up. Raises ``Unrecordable`` and whatever the module's
-        own code raises.
+        """Record ``forward``. The values of the result ``[T, hidden]`` are made up. Raises ``Unrecordable`` and
+        whatever the module's own code raises.
         """
         up = self._product(recorder, self.up, hidden, index)
         inner = self.module._apply_gate(up) if self.module.has_gate else self.module.act_fn(up)
@@ -134,10 +136,10 @@ class PackedExperts:
     def _product(self, recorder: Recorder, matrix: ExpertsMatrix, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         with recorder.paused():
             out = torch.zeros(*index.shape, matrix.out, dtype=self.dtype)
-        recorder.routed(matrix, x, index, out)
+        recorder.record_routed(matrix, x, index, out)
         return out
 
-    def _recorded(self, choices: int, dtype: torch.dtype) -> Program:
+    def _record_program(self, choices: int, dtype: torch.dtype) -> Program:
         sizes = {choices, self.up.inside, self.up.out, self.down.inside, self.down.out}
         tokens = next(n for n in (23, 29, 31, 37, 41, 43) if n not in sizes)
         hidden = torch.zeros(tokens, self.up.inside, dtype=self.dtype)
@@ -167,13 +169,13 @@ class ExpertsWeight:
         self._flipped = bool(module.is_transposed)
         weight = module._parameters[name].detach()
         bias = module._parameters[f"{name}_bias"] if module.has_bias else None
-        if (packed := quantised(weight)) is not None:
-            self.matrix = ExpertsMatrix.packed(packed, bias)
+        if (packed := quantised_weight_of(weight)) is not None:
+            self.matrix = ExpertsMatrix.pack(packed, bias)
         else:
             self.matrix = ExpertsMatrix.of(weight.transpose(1, 2) if self._flipped else weight, bias, tiled)
 
     def dense(self) -> torch.Tensor:
-        """The plain weight in the module's layout."""
+        """The plain weight in the module's layout: ``[experts, out, in]``, or ``[experts, in, out]``."""
         plain = self.matrix.dense().to(self.experts.dtype)
         return plain.transpose(1, 2).contiguous() if self._flipped else plain.contiguous()
 
@@ -233,8 +235,8 @@ def is_experts(module: Any) -> bool:
     names += [f"{name}_bias" for name in names if module.has_bias]
     return (
         module._parameters.keys() == set(names)
-        and all(_is_plain(one) or quantised(one) is not None for one in weights)
-        and len({quantised(one) is None for one in weights}) == 1
+        and all(_is_plain(one) or quantised_weight_of(one) is not None for one in weights)
+        and len({quantised_weight_of(one) is None for one in weights}) == 1
         and all(one.device.type == "cpu" for one in module._parameters.values())
         and len({one.dtype for one in weights if one is not None}) == 1
         and hasattr(type(module).forward, "__wrapped__")
@@ -252,13 +254,13 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
     tried = [PackedExperts(module, ours) for module in group[:_TRIED]]
     if not _is_right(tried[0]):
         return
-    if quantised(group[0].down_proj) is not None:  # there is no other way
+    if quantised_weight_of(group[0].down_proj) is not None:  # there is no other way
         for module in group:
             packing.add(tried.pop(0) if tried else PackedExperts(module, ours), None)
         return
     limit: int | None = 0
     for tokens, most in _MOST.items():
-        made_up = _made_up(tried[0], tokens)
+        made_up = _make_inputs(tried[0], tokens)
         plain: list[Map] = [partial(_of_rows, module.forward, made_up) for module in group[:_TRIED]]
         packed: list[Map] = [partial(_of_rows, one.forward, made_up) for one in tried]
         what = f"{type(group[0]).__name__} {tuple(group[0].down_proj.shape)} {tried[0].dtype}"
@@ -283,14 +285,14 @@ def _of_rows(forward: Any, made_up: tuple[torch.Tensor, ...], x: torch.Tensor) -
 
 def _is_right(packed: PackedExperts) -> bool:
     """Whether the results are those of the module's own forward, the eager one, but for rounding."""
-    made_up = _made_up(packed, 6)
+    made_up = _make_inputs(packed, 6)
     made_up[0][-1] *= _LARGE  # where a gate clamps
     want = type(packed.module).forward.__wrapped__(packed.module, *made_up)
-    packs = quantised(packed.module.down_proj) is not None
+    packs = quantised_weight_of(packed.module.down_proj) is not None
     return equal(packed.forward(*made_up), want, _SLACK_PACKED if packs else _SLACK)
 
 
-def _made_up(packed: PackedExperts, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _make_inputs(packed: PackedExperts, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Random tokens, experts and weights of these."""
     generator, choices = torch.Generator().manual_seed(tokens), min(_CHOICES, packed.up.count)
     hidden = torch.randn(tokens, packed.up.inside, generator=generator).to(packed.dtype)

@@ -29,7 +29,7 @@ class ExpertsMatrix:
         return cls(Matrix(padded.reshape(-1, inside), tiled), count, out, bias)
 
     @classmethod
-    def packed(cls, weight: QuantisedWeight, bias: torch.Tensor | None) -> ExpertsMatrix:
+    def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None) -> ExpertsMatrix:
         """Copies the packed weights of experts. Raises ``NotPackable``."""
         matrix = PackedMatrix(weight.source, weight.count)
         weight.release()

@@ -41,7 +41,7 @@ def _sum(code: Opcode) -> Callable[..., None]:
     return record
 
 
-def _reversed(recorder: Recorder, out: Tensor, x: Any, y: Any, alpha: float = 1) -> None:
+def _subtract_from(recorder: Recorder, out: Tensor, x: Any, y: Any, alpha: float = 1) -> None:
     _sum(Opcode.SUB)(recorder, out, y, x, alpha)
 
 
@@ -175,7 +175,7 @@ def _softmax(recorder: Recorder, out: Tensor, x: Tensor, dim: int, *args: Any, *
 COMPUTED: dict[Any, Callable[..., None]] = {
     aten.add: _sum(Opcode.ADD),
     aten.sub: _sum(Opcode.SUB),
-    aten.rsub: _reversed,
+    aten.rsub: _subtract_from,
     aten.mul: _two(Opcode.MUL),
     aten.div: _divide,
     aten.maximum: _two(Opcode.MAX),

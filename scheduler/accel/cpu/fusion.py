@@ -40,7 +40,7 @@ class FusedModule:
         self._original: Callable[..., Any] = module.forward
         self._recording = recording
         self._attention = attention
-        self._programs = [Program(block, kernel) for block in recording.blocks]
+        self._programs = [Program(block, kernel, adapted=True) for block in recording.blocks]
         self._limit = min(recording.limits, default=None)  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | None = None
@@ -57,7 +57,7 @@ class FusedModule:
     def install(self) -> None:
         """Make the module run as a program."""
         self.module.forward = self._forward
-        self.module._compiled_call_impl = self._called
+        self.module._compiled_call_impl = self._call
 
     def remove(self) -> None:
         """Restore the module's own forward."""
@@ -65,7 +65,7 @@ class FusedModule:
         self.module.__dict__.pop("_compiled_call_impl", None)
         self._computed = None
 
-    def _called(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the module's ``__call__``. Returns the result that a chain has computed ahead, unless the module has
         hooks, its forward was replaced, or the arguments are others.
         """
@@ -210,7 +210,7 @@ class Fusion:
                 pass
         for watch in watches:
             try:
-                found[watch.module] = watch.fused(self._kernel, self._attention)
+                found[watch.module] = watch.fuse(self._kernel, self._attention)
             except Unrecordable as error:
                 log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
         return found
@@ -270,7 +270,7 @@ class ModuleRecorder:
                 self._refused = error
         return self._original(*args, **kwargs)
 
-    def fused(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
+    def fuse(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
         """The module as a program, compared with the recorded results. Raises ``Unrecordable`` if it cannot be one."""
         if self._refused is not None or len(self._recordings) < 2:
             raise self._refused or Unrecordable("not called")

@@ -94,8 +94,8 @@ class LayerChain:
         self._most = _MOST // (len(layers) * row.nbytes)  # rows
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor] | None:
-        """The results of all layers, from the inputs of the first; None if the kernel cannot take this step. Raises
-        MemoryError.
+        """The results of all layers, ``[1, rows, hidden]`` each, from the inputs of the first, which have the rows of
+        the step in their token axis; None if the kernel cannot take this step. Raises MemoryError.
         """
         if rows > self._most:
             return None
@@ -111,7 +111,10 @@ class LayerChain:
         for kind, numbers in self._kinds.items():
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
-        self._steps["places"] = cache.step.write_index.data_ptr()
+        step = cache.step
+        divided = bool(step.tier.near_layers)
+        places = [step.write_positions(layer.source) for layer in self._layers] if divided else [step.write_index]
+        self._steps["places"] = [where.data_ptr() for where in places]
         results = self._place_tensors(inputs, rows)
         if self._kernel.chain(ctypes.addressof(self._links), len(self._layers)):
             raise MemoryError("no memory for a step")

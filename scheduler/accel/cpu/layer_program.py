@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from cache.attention.backend import Signature
-from cache.attention.cpu import CpuBackend, CpuPlan
+from cache.attention.cpu import CpuBackend, CpuPlan, StoreCall
 from cache.attention.packed_attention import PackedAttention
+from cache.memory.codec import Codec
 from cache.pages.layers import Reach, ScoreOptions
-from cache.pages.packed import PackedCache
+from cache.pages.packed import PackedCache, PackedStep
 from scheduler.accel.cpu.basic_block import BasicBlock, External
 from scheduler.accel.cpu.interceptors import AttentionRequest
 from scheduler.accel.cpu.program import Program
@@ -31,6 +32,7 @@ class LayerAttention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("attend", "call", "key", "value", "key_pages", "value_pages", "places")),
         *((name, ctypes.c_int64) for name in ("rows", "key_bytes", "value_bytes")),
+        *((name, ctypes.c_void_p) for name in ("store", "records")),
     )
 
 
@@ -45,7 +47,7 @@ class LayerProgram:
         kernel: ProgramKernel,
         backend: CpuBackend,
     ) -> None:
-        before, after = (Program(block, kernel) for block in blocks)
+        before, after = (Program(block, kernel, adapted=True) for block in blocks)
         self.before, self.after = before, after
         self._asked = asked
         self._layer = attention.layers[asked.module.layer_idx]  # type: ignore[index]
@@ -62,11 +64,12 @@ class LayerProgram:
         self.room = LayerWorkspace.of(kernel, before, after)
         self._placed = 0
         self.call = LayerAttention(attend=backend.address)
+        self.records = StoreCall()
         self.address = ctypes.addressof(self.call)
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
-        """The outputs of the block after attention; None if this step or layer cannot run in one call. Raises
-        MemoryError.
+        """The outputs of the block after attention, with ``rows`` in their token axis, as ``inputs`` have; None if this
+        step or layer cannot run in one call. Raises MemoryError.
         """
         plan = self.plan()
         if plan is None or not self.fits(cache):
@@ -92,8 +95,15 @@ class LayerProgram:
     def plan(self) -> CpuPlan | None:
         """The plan for the current step; None if there is no step, or the backend does not take all of it."""
         step = self._attention.step
-        plan = self._backend.plan(step, self._layer, step.numbers, last=True) if step is not None else None
+        if step is None or step.both_ways:
+            return None
+        plan = self._backend.plan(step, self._layer, step.numbers, last=True)
         return plan if plan is not None and not plan.unhandled else None
+
+    @property
+    def source(self) -> int:
+        """The number of the layer whose pages it writes and reads."""
+        return self._asked.layer
 
     def fits(self, cache: PackedCache) -> bool:
         """Whether the layer's keys are read in place, from pages with its shapes and dtype."""
@@ -102,6 +112,8 @@ class LayerProgram:
             return False
         shape = tier.shapes[source]
         if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
+            return False
+        if shape.codec is not Codec.EXACT and not self._backend.stores(shape):
             return False
         capped, sinks, chunked = (
             self._scores.softcap is not None,
@@ -126,8 +138,20 @@ class LayerProgram:
         call.call = self._backend.prepare(plan, source, self._heads, where, self._scores, self._sinks)
         call.key, call.value = key.data_ptr(), value.data_ptr()
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
-        call.places, call.rows = step.write_index.data_ptr(), rows
+        call.places, call.rows = step.write_positions(source).data_ptr(), rows
         call.key_bytes, call.value_bytes = key.stride(0) * key.element_size(), value.stride(0) * value.element_size()
+        self._place_records(step, rows)
+
+    def _place_records(self, step: PackedStep, rows: int) -> None:
+        """Let new keys and values become records, if pages hold these."""
+        shape, call, records = step.tier.shapes[self.source], self.call, self.records
+        if shape.codec is Codec.EXACT:
+            call.store = None
+            return
+        call.store, call.records = self._backend.store_address, ctypes.addressof(records)
+        records.take(shape)
+        records.key, records.value, records.rows = call.key, call.value, rows
+        records.key_pages, records.value_pages = call.key_pages, call.value_pages
 
 
 class LayerWorkspace:

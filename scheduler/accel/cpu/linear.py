@@ -71,7 +71,7 @@ class PackedLinear:
         return self.packed.nbytes
 
     def dense(self) -> torch.Tensor:
-        """A copy of the plain weight, in the module's layout."""
+        """A copy of the plain weight, in the module's layout: ``[out, in]``, or ``[in, out]``."""
         matrix = self.packed.dense()
         return matrix.t().contiguous() if self._flipped else matrix
 
@@ -124,9 +124,9 @@ def _ways(dtype: torch.dtype) -> Iterator[Way]:
     """How weights of ``dtype`` can be packed here, the best first."""
     ours = kernel()
     if ours is not None and ours.tiles and dtype is torch.bfloat16:
-        yield _tiled
+        yield _tile
     if dtype in _dtypes():
-        yield _reordered
+        yield _reorder
 
 
 @cache
@@ -155,7 +155,7 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
         tried = list(islice(candidates, _TRIED))
         if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried]):
             continue
-        made_up = _made_up(group[0], 2, flipped)
+        made_up = _make_input(group[0], 2, flipped)
         for module, one in zip(group, chain(tried, candidates), strict=True):
             if equal(one.forward(made_up), module.forward(made_up)):
                 packing.add(one, one.packed if isinstance(one.packed, Matrix) else None)
@@ -166,8 +166,8 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
 def _pays(
     packing: Packing, way: Way, module: torch.nn.Module, flipped: bool, plain: list[Map], packed: list[Map]
 ) -> bool:
-    for rows, most in (_MOST_TILED if way is _tiled else _MOST).items():
-        made_up = _made_up(module, rows, flipped)
+    for rows, most in (_MOST_TILED if way is _tile else _MOST).items():
+        made_up = _make_input(module, rows, flipped)
         if not equal(packed[0](made_up), plain[0](made_up)):
             return False
         if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most):
@@ -200,7 +200,7 @@ def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
         reading: list[Map] = [product(matrix, None, _weight(group[0]).dtype, ours) for matrix in matrices[:_TRIED]]
         limit = 0
         for rows in _FEW:
-            made_up = _made_up(group[0], rows, flipped)
+            made_up = _make_input(group[0], rows, flipped)
             if not packing.pays(f"plain {_kind(group[0])}", plain, reading, made_up, _MOST_READING):
                 break
             limit = rows
@@ -215,14 +215,14 @@ def _is_flipped(module: torch.nn.Module) -> bool | None:
     weight, bias = _weight(module), module._parameters.get("bias")
     for flipped in (False, True):
         with suppress(Exception):
-            x = _made_up(module, 2, flipped)
+            x = _make_input(module, 2, flipped)
             got = module.forward(x)  # first: embeddings raise here, before a large product
             if equal(F.linear(x, weight.t() if flipped else weight, bias), got):
                 return flipped
     return None
 
 
-def _made_up(module: torch.nn.Module, rows: int, flipped: bool) -> torch.Tensor:
+def _make_input(module: torch.nn.Module, rows: int, flipped: bool) -> torch.Tensor:
     """A random input ``[1, rows, in]``; the last row is large, to detect modules that clamp."""
     weight = _weight(module)
     generator = torch.Generator().manual_seed(rows)
@@ -242,10 +242,10 @@ def equal(got: Any, want: Any, slack: float = 1.0) -> bool:
     if type(want) is not torch.Tensor or got.shape != want.shape or got.dtype != want.dtype:
         return False
     error = (got.float() - want.float()).norm(dim=-1)
-    return bool((error <= slack * _rounding(want.dtype) * want.float().norm(dim=-1)).all())
+    return bool((error <= slack * _allowed_error(want.dtype) * want.float().norm(dim=-1)).all())
 
 
-def _rounding(dtype: torch.dtype) -> float:
+def _allowed_error(dtype: torch.dtype) -> float:
     """The allowed relative error from another order of summation (root mean square)."""
     return max(torch.finfo(dtype).eps, _ROUNDING)
 
@@ -267,14 +267,14 @@ class _Reordered:
 Way = Callable[[torch.Tensor, torch.Tensor | None], tuple[Matrix | _Reordered, Map]]
 
 
-def _tiled(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[Matrix, Map]:
+def _tile(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[Matrix, Map]:
     ours = kernel()
     assert ours is not None
     packed = Matrix(matrix, True)
     return packed, product(packed, bias, matrix.dtype, ours)
 
 
-def _reordered(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[_Reordered, Map]:
+def _reorder(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[_Reordered, Map]:
     packed = _Reordered(matrix)
     multiply = torch.ops.mkldnn._linear_pointwise.default
 

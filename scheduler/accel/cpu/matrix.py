@@ -20,13 +20,14 @@ class Matrix:
     any.
     """
 
+    number = -1  # by which adapters know it, if they may add to products with it
     order: npt.NDArray[np.int64] | None = None  # which input each column is multiplied by, where they are not in order
 
     def __init__(self, weight: torch.Tensor, tiled: bool, limit: int | None = None) -> None:
         """``weight [out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
         self.out, self.inside = weight.shape
         self.kind = TILED if tiled else TYPES[weight.dtype]
-        self.data = _tiled(weight) if tiled else weight.contiguous()
+        self.data = _tile(weight) if tiled else weight.contiguous()
         self.limit = limit
 
     @property
@@ -43,7 +44,7 @@ class Matrix:
         return plain[: self.out, : self.inside].contiguous()
 
 
-def _tiled(weight: torch.Tensor) -> torch.Tensor:
+def _tile(weight: torch.Tensor) -> torch.Tensor:
     """Groups of 64 columns, then pairs of elements, then columns: ``[out / 64, inside / 2, 4, 16, 2]``, padded with
     zeros; aligned.
     """

@@ -95,27 +95,27 @@ class PackedForm:
         count, (scales, minima) = GROUP * (BLOCK // self.group), self._dtypes
         return count * scales.itemsize, count * minima.itemsize * self.minima
 
-    def packed(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
+    def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
         """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer."""
         rows = _rows(source, start, stop)
         parts = [self._scales(rows.scales, rows.coarse_scales, rows.fine_scales)]
         if self.zeros:
-            parts.append(self._numbers(_as_columns(_known(rows.zeros))))
+            parts.append(self._numbers(_as_columns(_check_known(rows.zeros))))
         elif self.minima:
             parts.append(self._scales(rows.minima, rows.coarse_minima, rows.fine_minima))
         blocks = torch.cat([*parts, self._values(rows.values)], 1)
         if self.table:
             table = torch.zeros(TABLE_BYTES, dtype=torch.uint8)
-            table[: len(self.table)] = self._signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
+            table[: len(self.table)] = self._store_signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
             return torch.cat([table, self._with_coarse(rows, blocks)])
         return self._with_coarse(rows, blocks)
 
     def _with_coarse(self, rows: PackedRows, blocks: torch.Tensor) -> torch.Tensor:
         if not self.fine:
             return blocks.flatten()
-        coarse = [_as_columns(_known(rows.coarse_scales)).half()]
+        coarse = [_as_columns(_check_known(rows.coarse_scales)).half()]
         if self.minima:
-            coarse.append(_as_columns(_known(rows.coarse_minima)).half())
+            coarse.append(_as_columns(_check_known(rows.coarse_minima)).half())
         before = torch.cat([part.view(torch.uint8) for part in coarse], 1)
         return torch.cat([before, blocks.view(len(before), -1)], 1).flatten()
 
@@ -124,10 +124,12 @@ class PackedForm:
     ) -> torch.Tensor:
         """uint8 ``[blocks, bytes]``: for each part of a block a number for each of 64 columns."""
         if self.fine:
-            columns = _as_columns(_known(fine).to(torch.int8))
+            columns = _as_columns(_check_known(fine).to(torch.int8))
         else:
             if whole is None:
-                whole = (_known(coarse)[..., None] * _known(fine).view(*_known(coarse).shape, -1)).flatten(1)
+                whole = (
+                    _check_known(coarse)[..., None] * _check_known(fine).view(*_check_known(coarse).shape, -1)
+                ).flatten(1)
             columns = _as_columns(whole)
             if not self.floats:
                 halves = columns.half()
@@ -148,7 +150,7 @@ class PackedForm:
         wide = {2: torch.int16, 4: torch.int32}[self.together]
         tuples = padded.contiguous().view(wide).t().contiguous().view(torch.uint8)  # [inside / together, together * 64]
         if self.bits == 8:
-            return self._signed(tuples).view(padded.shape[1] // BLOCK, -1)
+            return self._store_signed(tuples).view(padded.shape[1] // BLOCK, -1)
         both = (tuples & 15).view(-1, 2, self.together * GROUP)
         parts = [(both[:, 0] | both[:, 1] << 4).view(padded.shape[1] // BLOCK, -1)]
         if high := self.bits - 4:
@@ -159,7 +161,7 @@ class PackedForm:
             parts.append(joined.view(padded.shape[1] // BLOCK, -1))
         return torch.cat(parts, 1)
 
-    def _signed(self, values: torch.Tensor) -> torch.Tensor:
+    def _store_signed(self, values: torch.Tensor) -> torch.Tensor:
         """Bytes with a sign as they are stored."""
         return values ^ 128 if self.together == 4 else values
 
@@ -184,7 +186,7 @@ class PackedForm:
             scales = scales * coarse[:, 0]
             minima = None if minima is None else minima * coarse[:, 1]
         elif self.zeros:
-            minima = _known(minima) * scales
+            minima = _check_known(minima) * scales
         codes = self._codes(blocks[:, first + second :])
         values = codes.float() - self.zero if not self.table else torch.tensor(self.table).float()[codes.int()]
         values = values.view(count, parts, self.group, GROUP) * scales[:, :, None]
@@ -196,7 +198,7 @@ class PackedForm:
         """int16 ``[blocks, 32, 64]``: what is stored for each element of 64 columns."""
         values, shape = values.contiguous(), (len(values), -1, GROUP, self.together)
         if self.bits == 8:
-            tuples = self._signed(values).view(torch.int8).view(shape)
+            tuples = self._store_signed(values).view(torch.int8).view(shape)
         else:
             low = values[:, : GROUP * BLOCK // 2].view(len(values), -1, 1, GROUP, self.together)
             tuples = torch.cat([low & 15, low >> 4], 2).view(shape)
@@ -245,7 +247,7 @@ def _is_whole(source: PackedSource) -> bool:
     return all(value == int(value) and -128 <= value <= 127 for value in source.table or ())
 
 
-def _known(numbers: torch.Tensor | None) -> torch.Tensor:
+def _check_known(numbers: torch.Tensor | None) -> torch.Tensor:
     if numbers is None:
         raise NotPackable("its scales are not all of one kind")
     return numbers

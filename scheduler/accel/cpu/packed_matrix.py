@@ -41,7 +41,7 @@ class PackedMatrix(Matrix):
         for number, to in enumerate(data.view(-1, size)):
             start = number // self._groups * self._each + number % self._groups * GROUP
             stop = min(start + GROUP, (number // self._groups + 1) * self._each)
-            to.copy_(form.packed(source, start, stop))
+            to.copy_(form.pack(source, start, stop))
         self.data, self._form, self.kind = data, form, form.type
         self.order = None if source.order is None else source.order.numpy()
 

@@ -50,10 +50,11 @@ class Packing:
         self._answers = answers
         self._modules: list[PackedModule] = []
         self._matrices: dict[torch.nn.Module, Matrix] = {}
+        self.numbers = 0  # that were given to weights
 
     def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
-        """The weight and the bias of a linear module; None if it is not linear or the C++ kernel cannot read its
-        weight.
+        """The weight and the bias, ``[out]``, of a linear module; None if it is not linear or the C++ kernel cannot
+        read its weight.
         """
         matrix = self._matrices.get(module)
         return (matrix, module._parameters.get("bias")) if matrix is not None else None
@@ -78,10 +79,12 @@ class Packing:
         module.install()
         self._modules.append(module)
         if matrix is not None:
-            self._matrices[module.module] = matrix
+            self.read(module.module, matrix)
 
     def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
-        """Add a module whose plain weight the C++ kernel reads."""
+        """Add a module whose weight the C++ kernel reads."""
+        matrix.number = self.numbers
+        self.numbers += 1
         self._matrices[module] = matrix
 
     def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:

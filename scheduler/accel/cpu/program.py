@@ -49,15 +49,18 @@ class ProgramCall(ctypes.Structure):
         ("scratch_each", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("team", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
+        ("products", ctypes.c_int64),
     )
 
 
 class Program:
     """A basic block that is ready to run."""
 
-    def __init__(self, block: BasicBlock, kernel: ProgramKernel) -> None:
+    def __init__(self, block: BasicBlock, kernel: ProgramKernel, adapted: bool = False) -> None:
+        """``adapted``: what the rows' adapters add to its products is computed here, and not by who calls it."""
         self._kernel = kernel
-        layout = _Layout(_stages(_needed(block.operations)))
+        layout = _Layout(_stages(_live_operations(block.operations)))
         self.externals = layout.externals
         instructions = np.array(layout.instructions or np.zeros((0, 13)), np.int64)
         stages = np.array(layout.stages, np.int64)
@@ -83,7 +86,10 @@ class Program:
             chunk=chunk,
             scratch_each=scratch,
             team=kernel.team,
+            adapters=ctypes.addressof(kernel.adapters) if adapted else 0,
+            products=layout.products,
         )
+        kernel.low_rows = max(kernel.low_rows, chunk * layout.products)
         self._pointer = ctypes.addressof(self.call)
         self._memory = -1
         kernel.reserve(self._arena + self._prepared + scratch * kernel.threads)
@@ -100,7 +106,9 @@ class Program:
             self.place(number, tensor.data_ptr(), tensor.stride(external.axis))
 
     def place_outputs(self, rows: int) -> list[torch.Tensor]:
-        """Allocate the block's outputs and set their addresses; returns them in order."""
+        """Allocate the block's outputs, with ``rows`` in their token axis, and set their addresses; returns them in
+        order.
+        """
         outputs = []
         for number, external in self.outputs:
             tensor = torch.empty((rows, *external.shape), dtype=external.dtype)
@@ -173,6 +181,13 @@ class _Layout:
         self.width = self.scratch = self.prepared = 0  # floats of a row
         self.direct = _direct([op for stage in stages for op in stage])
         self.routed = [op for stage in stages for op in stage if op.code is Opcode.ROUTED]
+        self._adapted: defaultdict[Slot, list[int]] = defaultdict(list)  # weight and product of each use, by input
+        self._numbers: dict[Slot, int] = {}  # of the products that adapters may add to, by output
+        for op in (op for stage in stages for op in stage if op.code is Opcode.MATMUL and op.extra.number >= 0):
+            assert op.a is not None
+            self._numbers[op.out] = len(self._numbers)
+            self._adapted[op.a.slot] += op.extra.number, self._numbers[op.out]
+        self.products = len(self._numbers)
         self._places: dict[Slot, tuple[int, int]] = {}
         self._last = {ref.slot: op for stage in stages for op in stage for ref in op.refs}
         self._free: defaultdict[int, list[int]] = defaultdict(list)
@@ -185,11 +200,11 @@ class _Layout:
                 if op.code is Opcode.MATMUL:
                     self._product(op)
                 elif op.code is Opcode.ROUTED:
-                    self._routed_product(op)
+                    self._lay_out_routed(op)
                 elif op not in self.direct.values():
                     self._instruction(op, op.out in shared)
             if len(self.instructions) > first:
-                self.stages.append([first, len(self.instructions), *[0] * 6, -1, 0])
+                self.stages.append([first, len(self.instructions), *[0] * 6, -1, 0, -1, 0])
 
     def _product(self, op: Operation) -> None:
         assert op.a is not None
@@ -200,9 +215,10 @@ class _Layout:
             to = [0, self._external(self.direct[op.out])]
         else:
             to = [self._arena(op.out, -(-op.n // 64) * 64), -1]
-        self.stages.append([0, 0, *weight, self._places[op.a.slot][1], *to, 0])
+        adapted = matrix.number, self._numbers.get(op.out, 0)
+        self.stages.append([0, 0, *weight, self._places[op.a.slot][1], *to, 0, *adapted])
 
-    def _routed_product(self, op: Operation) -> None:
+    def _lay_out_routed(self, op: Operation) -> None:
         assert op.a is not None
         assert op.b is not None
         weights: ExpertsMatrix
@@ -213,7 +229,7 @@ class _Layout:
         self.alive += [weights, table]
         matrix = weights.matrix
         weight = [matrix.data.data_ptr(), weights.out, weights.inside, matrix.kind]
-        self.stages.append([0, 0, *weight, 0, self._arena(op.out, op.n), -1, table.ctypes.data])
+        self.stages.append([0, 0, *weight, 0, self._arena(op.out, op.n), -1, table.ctypes.data, -1, 0])
 
     def _external(self, op: Operation) -> int:
         if op.extra not in self.externals:
@@ -230,6 +246,10 @@ class _Layout:
             count, table = len(array), array.ctypes.data
         elif op.code in (Opcode.REDUCE_SUM, Opcode.REDUCE_MAX, Opcode.PACK):
             count = op.extra
+            if adapted := self._adapted.get(op.out):
+                array = np.array([len(adapted) // 2, *adapted], np.int64)
+                self.alive.append(array)
+                table = array.ctypes.data
         operands = [self._operand(ref) for ref in (op.a, op.b)]
         if op.out not in self._places:
             if op.code is Opcode.PACK:
@@ -238,7 +258,7 @@ class _Layout:
             elif shared:
                 self._arena(op.out, op.n)
             else:
-                self._scratched(op.out)
+                self._lay_out_scratch(op.out)
         space, at = self._places[op.out]
         self.instructions.append([op.code, n, at, space, 0, *operands[0], *operands[1], table, count])
         for slot in {ref.slot for ref in op.refs}:
@@ -261,7 +281,7 @@ class _Layout:
         self._places[slot] = _ARENA, at
         return at
 
-    def _scratched(self, slot: Slot) -> None:
+    def _lay_out_scratch(self, slot: Slot) -> None:
         if self._free[slot.size]:
             at = self._free[slot.size].pop()
         else:
@@ -290,7 +310,7 @@ def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
     }
 
 
-def _needed(operations: list[Operation]) -> list[Operation]:
+def _live_operations(operations: list[Operation]) -> list[Operation]:
     """The instructions on which a STORE depends."""
     wanted: set[Slot] = set()
     kept = []

@@ -15,10 +15,22 @@ import numpy as np
 import torch
 
 from cache.attention.cpu import team_address
-from cache.compiler import NotBuilt, built
+from cache.compiler import NotBuilt, build
 
 log = logging.getLogger("warmturn.engine")
 _ALIGNED = 16  # floats
+
+
+class Adapters(ctypes.Structure):
+    """The struct ``Adapters`` of low_rank.h: what adapters add to the step that runs; zeros where no row has one."""
+
+    _fields_ = (
+        ("of_row", ctypes.c_void_p),
+        ("maps", ctypes.c_void_p),
+        ("weights", ctypes.c_int64),
+        ("most", ctypes.c_int64),
+        ("low", ctypes.c_void_p),
+    )
 
 
 class ProgramKernel:
@@ -40,6 +52,8 @@ class ProgramKernel:
         self._read = library.warmturn_read
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
+        self.adapters = Adapters()
+        self.low_rows = 0  # rows of a chunk times products of a program, at most
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer_program.LayerWorkspace``
         self._memory = torch.zeros(0)
@@ -70,7 +84,7 @@ class ProgramKernel:
 def kernel() -> ProgramKernel | None:
     """The kernel of this process, compiled if necessary. If it cannot be had: None, and a line in the log, once."""
     try:
-        return ProgramKernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
+        return ProgramKernel(build(Path(__file__).with_name("kernels") / "program.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
         log.info("modules run uncompiled, which is slower on a CPU: %s", reason)

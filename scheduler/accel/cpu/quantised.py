@@ -18,7 +18,7 @@ from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import product
 from scheduler.accel.cpu.program_kernel import kernel
-from scheduler.weights.quantised_weight import QuantisedWeight, quantised
+from scheduler.weights.quantised_weight import QuantisedWeight, quantised_weight_of
 
 log = logging.getLogger("warmturn.engine")
 _OUT, _INSIDE, _LARGE = 8, 16, 1000.0  # of the weight and the last row that a class is tried with
@@ -59,7 +59,7 @@ class QuantisedModule:
 def keep_packed(model: torch.nn.Module, packing: Packing) -> None:
     """Add all modules of ``model`` to ``packing`` that have parameters which stand for a ``QuantisedWeight``."""
     matrices: dict[QuantisedWeight, PackedMatrix | None] = {}
-    held = _held(model)
+    held = _quantised_weights(model)
     for module, name, weight in held:
         if name != "weight" or weight.count > 1 or not is_linear(module):
             packing.add(QuantisedModule(module, name, weight, None), None)
@@ -75,11 +75,11 @@ def keep_packed(model: torch.nn.Module, packing: Packing) -> None:
         leave_files(model, packing)
 
 
-def _held(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, QuantisedWeight]]:
+def _quantised_weights(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, QuantisedWeight]]:
     held = []
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if (weight := quantised(parameter)) is not None:
+            if (weight := quantised_weight_of(parameter)) is not None:
                 held.append((module, name, weight))
     return held
 

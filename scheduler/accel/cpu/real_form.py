@@ -57,8 +57,8 @@ class RealForm:
         """Bytes of the values of a block."""
         return BLOCK * GROUP // (2 if self.table else 1)
 
-    def packed(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
-        """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer."""
+    def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
+        """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer. Raises NotPackable for more than that."""
         rows = source.rows(start, stop)
         if rows.scales is None:
             raise NotPackable("it has no scales")

@@ -30,22 +30,22 @@ class Unrecordable(Exception):
     """The module does something that a program cannot express; the message names it."""
 
 
-def _named(names: str) -> frozenset[Any]:
+def _names_of(names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name))
 
 
 # Functions that only move data.
-KEEPS = _named("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
-RESHAPES = _named("view _unsafe_view _reshape_alias reshape")
-_CHOOSING = _named("topk _to_copy bitwise_not logical_not")  # what makes places and masks
-_SEVERAL = _named("topk")  # has more than one result that matters
-_SCATTERS = _named("scatter_")
-_ZEROS = _named("zeros zeros_like new_zeros")
+KEEPS = _names_of("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
+RESHAPES = _names_of("view _unsafe_view _reshape_alias reshape")
+_CHOOSING = _names_of("topk _to_copy bitwise_not logical_not")  # what makes places and masks
+_SEVERAL = _names_of("topk")  # has more than one result that matters
+_SCATTERS = _names_of("scatter_")
+_ZEROS = _names_of("zeros zeros_like new_zeros")
 _REARRANGES = """
     transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
     narrow unfold cat stack
 """
-MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
+MOVES = KEEPS | RESHAPES | _names_of(_REARRANGES)
 
 
 class Rows(NamedTuple):
@@ -108,7 +108,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     # What others tell of functions that are recorded as a whole.
 
     def product(self, weight: Any, bias: torch.Tensor | None, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Record that ``out [1, T, out]`` is ``x`` times a weight (``matrix.Matrix``), plus a bias."""
+        """Record that ``out [1, T, out]`` is ``x`` times a weight (``matrix.Matrix``), plus a bias.
+        Raises Unrecordable.
+        """
         axis, ids = self._row(x, x.shape)
         if axis != x.dim() - 2 or len(ids) != weight.inside:
             raise Unrecordable("a product within a token")
@@ -119,15 +121,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             slot = self.block.compute(Opcode.ADD, out.shape[-1], *operands)
         self.define(out, slot, axis)
 
-    def routed(self, weights: Any, x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    def record_routed(self, weights: Any, x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
         """Record that ``out [T, K, out]`` is ``x``, ``[T, in]`` or ``[T, K, in]``, times the weights of the experts
-        ``index [T, K]`` (``experts_matrix.ExpertsMatrix``).
+        ``index [T, K]`` (``experts_matrix.ExpertsMatrix``). Raises Unrecordable.
         """
         (axis, ids), (own, experts) = self._row(x, x.shape), self._row(index, index.shape)
         if axis or own or len(ids) not in (weights.inside, weights.inside * len(experts)):
             raise Unrecordable("a product within a token")
         self.computed += 1
-        self.define(out, self.block.routed(weights, ids, experts), 0)
+        self.define(out, self.block.add_routed(weights, ids, experts), 0)
 
     def replace(self, tensor: torch.Tensor, like: torch.Tensor) -> None:
         """Record that ``tensor`` has the elements of ``like``, which was recorded and has its shape."""
@@ -147,7 +149,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.define(out, self.block.read(external, out.numel() // self.tokens), axis)
 
     def result(self, tensor: torch.Tensor) -> int:
-        """Record that ``tensor`` is a result of the block; returns its token axis."""
+        """Record that ``tensor``, of any shape with a token axis, is a result of the block; returns its token axis.
+        Raises Unrecordable.
+        """
         if tensor.dtype not in _EXACT:
             raise Unrecordable("a result of places or of a mask")
         axis, ids = self._row(tensor, tensor.shape)
@@ -248,7 +252,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return self.block.compute(code, len(ids[0]), *refs)
 
     def spread(self, shape: torch.Size, *operands: Any) -> tuple[int, list[Ids]]:
-        """The token axis of ``shape``, and for each operand, broadcast to it, the elements of one row."""
+        """The token axis of ``shape``, and for each operand, broadcast to it, the elements of one row.
+        Raises Unrecordable.
+        """
         known = [operand for operand in operands if id(operand) in self._rows]
         axis = self._row(known[0], shape)[0]
         ids = []
@@ -267,7 +273,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return np.full(n, self.block.constant(torch.tensor([value])).start)
 
     def groups(self, tensor: torch.Tensor, dims: Any) -> tuple[int, Ids, int]:
-        """The token axis, the elements of a row with ``dims`` last, and the number of elements in ``dims``."""
+        """The token axis, the elements of a row with ``dims`` last, and the number of elements in ``dims``.
+        Raises Unrecordable.
+        """
         axis = self._row(tensor, tensor.shape)[0]
         over = sorted({d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims or [])})
         if axis in over or not over:
@@ -306,14 +314,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         raise Unrecordable("tokens meet")
 
     def token_axis(self, tensor: torch.Tensor) -> int:
-        """The axis whose size is the number of tokens. Raises Unrecordable if there is not exactly one."""
+        """The axis whose size is the number of tokens, of a tensor of any shape. Raises Unrecordable if there is not
+        exactly one.
+        """
         axes = [axis for axis, size in enumerate(tensor.shape) if size == self.tokens]
         if len(axes) != 1:
             raise Unrecordable("no telling which axis is the tokens'")
         return axes[0]
 
     def define(self, tensor: torch.Tensor, slot: Slot, axis: int) -> None:
-        """Record that ``tensor`` holds the slot's elements in order, for every token."""
+        """Record that ``tensor``, ``[..., T, ...]`` with T at ``axis``, holds the slot's elements in order, for every
+        token.
+        """
         elements = torch.arange(slot.start, slot.start + slot.size).view(_without(tensor.shape, axis))
         self._alive.append(tensor)
         self._know(tensor, Rows(elements.unsqueeze(axis).expand(tensor.shape), _numbers(tensor.shape, axis)))

@@ -102,8 +102,8 @@ class ModuleRecording:
         return [(number, tensor.dtype, _with(tensor.shape, axis, 0)) for (number, tensor), axis in pairs]
 
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any, int] | None:
-        """The inputs, the cache and the number of tokens of a call; None if it differs in kind from the recorded
-        call.
+        """The inputs (of the recorded shapes but for their tokens), the cache and the number of tokens of a call; None
+        if it differs in kind from the recorded call.
         """
         called, given = _spread(args, kwargs)
         if called != self.called:

@@ -52,14 +52,14 @@ def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading |
     name, count = _name(measured, kernel), kernel.way_count if measured[0].kind == TILED else _OF_PACKED
     latest = _recall(name, count)
     if latest is None or _memory_speed(_sample(measured), kernel) > _FASTER * latest.memory:
-        latest = _measured(measured, kernel, count)
+        latest = _measure(measured, kernel, count)
         _remember(name, latest)
     kernel.ways = latest.chosen[0], latest.chosen[1], latest.chosen[2]
     log.debug("weights are read %s", "; ".join(latest.lines))
     return latest
 
 
-def _measured(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightReading:
+def _measure(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightReading:
     sample = _sample(tiled)
     size = sum(matrix.nbytes for matrix in sample)
     memory = _memory_speed(sample, kernel)
@@ -125,11 +125,11 @@ def _products(sample: list[Matrix], rows: int, kernel: ProgramKernel) -> Callabl
 
 
 def _in(way: int, run: Callable[[], None], kernel: ProgramKernel) -> Callable[[], None]:
-    def chosen() -> None:
+    def choose() -> None:
         kernel.ways = way, way, way
         run()
 
-    return chosen
+    return choose
 
 
 def _best(works: Sequence[Callable[[], None]]) -> list[float]:

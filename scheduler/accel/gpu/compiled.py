@@ -109,7 +109,7 @@ class CompiledLayers:
 
     def find(self, root: torch.nn.Module, steps: Callable[[], Any]) -> None:
         """Compile and install the layers of ``root`` that can be. ``steps()`` runs steps of all kinds."""
-        trying = list(_repeated(root))
+        trying = list(_find_repeated(root))
         while trying:
             tried = {module: None for one in trying for module in _whole(one)}
             self._modules += [module for module in tried if module not in self._modules]
@@ -176,13 +176,13 @@ def _keep() -> None:
             os.environ[_KEPT] = str(folder)
 
 
-def _repeated(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _find_repeated(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The members of the outermost lists of modules."""
     for child in root.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from child
         else:
-            yield from _repeated(child)
+            yield from _find_repeated(child)
 
 
 def _whole(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -191,7 +191,7 @@ def _whole(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """
     if "forward" in vars(module) or type(module).__module__.startswith("torch.nn.modules."):
         inside = module.children() if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)) else ()
-    elif any(_watched(one) for one in module.modules() if one is not module):
+    elif any(_is_watched(one) for one in module.modules() if one is not module):
         inside = module.children()
     else:
         yield from [module] * any(True for _ in module.parameters())  # others are as small as one function
@@ -200,5 +200,5 @@ def _whole(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         yield from _whole(child)
 
 
-def _watched(module: torch.nn.Module) -> bool:
+def _is_watched(module: torch.nn.Module) -> bool:
     return "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -23,9 +23,10 @@ from server.api.anthropic.sent_messages import ADDS, REMOVES, open_compaction
 from server.api.anthropic.tool_schemas import AnthropicTool, ToolChoice
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
+from server.media.media import Media
 from server.schemas.field_types import INT32
 from server.schemas.requests import ChatRequest
-from server.schemas.strict import validated
+from server.schemas.strict import validate
 from server.schemas.tools import Tool
 
 EFFORTS = ((2048, "low"), (8192, "medium"))  # of thinking, up to so many tokens; beyond them high
@@ -51,7 +52,11 @@ class MessagesChat(ChatRequest):
     def plain_messages(self) -> list[LoggedMessage]:
         added = {number: [tool.plain() for tool in tools] for number, tools in self.added_tools.items()}
         return [
-            replace(message, added_tools=added.get(number, []), removed_tools=self.removed_tools.get(number, []))
+            replace(
+                message,
+                added_tools=tuple(added.get(number, ())),
+                removed_tools=tuple(self.removed_tools.get(number, ())),
+            )
             for number, message in enumerate(super().plain_messages())
         ]
 
@@ -86,7 +91,7 @@ def as_chat(request: PromptRequest, messages: list[dict[str, Any]] | None = None
         made |= {name: getattr(request, name) for name in names}
         made["stop"] = request.stop_sequences
         made["sender"] = (request.metadata and request.metadata.user_id) or ""
-    return validated(MessagesChat, made)
+    return validate(MessagesChat, made)
 
 
 def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
@@ -111,17 +116,24 @@ def split_message(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
         return
     results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
     for block in results:
-        text = result_text(block)
         yield {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
-            "content": f"Error: {text}" if block.is_error else text,
+            "content": result_content(block),
             ADDS: block.references,
         }
-    if said or not results:
+    shown = content_of(said, [block for block in blocks if isinstance(block, TextBlockParam | Media)])
+    if shown or not results:
         adds = [block.tool.name for block in blocks if isinstance(block, ToolAdditionBlockParam)]
         removes = [block.tool.name for block in blocks if isinstance(block, ToolRemovalBlockParam)]
-        yield {"role": message.role, "content": said, ADDS: adds, REMOVES: removes}
+        yield {"role": message.role, "content": shown, ADDS: adds, REMOVES: removes}
+
+
+def content_of(text: str, blocks: Sequence[TextBlockParam | Media]) -> str | list[Any]:
+    """A chat's content: ``text``, or parts where there are media among the blocks."""
+    if not any(isinstance(block, Media) for block in blocks):
+        return text
+    return [block if isinstance(block, Media) else {"type": "text", "text": block.text} for block in blocks]
 
 
 def assistant_message(said: str, blocks: Sequence[object]) -> dict[str, Any]:
@@ -143,7 +155,7 @@ def assistant_message(said: str, blocks: Sequence[object]) -> dict[str, Any]:
 
 def join_messages(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Messages of one role as one."""
-    made = {**messages[0], "content": "\n".join(message["content"] for message in messages if message["content"])}
+    made = {**messages[0], "content": join_contents([message["content"] for message in messages])}
     if thought := "\n".join(message["reasoning_content"] for message in messages if "reasoning_content" in message):
         made["reasoning_content"] = thought
     if calls := [call for message in messages for call in message.get("tool_calls", ())]:
@@ -153,13 +165,29 @@ def join_messages(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def result_text(block: ToolResultBlockParam) -> str:
+def join_contents(contents: Sequence[str | list[Any]]) -> str | list[Any]:
+    """Contents of messages as one: a text, or parts where one of them has parts."""
+    given = [content for content in contents if content]
+    texts = [content for content in given if isinstance(content, str)]
+    if len(texts) == len(given):
+        return "\n".join(texts)
+    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in given]
+    return [part for some in parts for part in some]
+
+
+def result_content(block: ToolResultBlockParam) -> str | list[Any]:
     """What a call gave back; tools that it has found are named."""
+    prefix = "Error: " if block.is_error else ""
     if isinstance(block.content, str):
-        return block.content
-    texts = [part.text for part in block.content if not isinstance(part, ToolReferenceBlockParam)]
-    found = [FOUND.format(names=", ".join(block.references))] if block.references else []
-    return "\n".join([*texts, *found])
+        return prefix + block.content
+    parts = [part for part in block.content if not isinstance(part, ToolReferenceBlockParam)]
+    texts = [part if isinstance(part, Media) else part.text for part in parts]
+    if block.references:
+        texts.append(FOUND.format(names=", ".join(block.references)))
+    if not any(isinstance(text, Media) for text in texts):
+        return prefix + "\n".join(map(str, texts))
+    given = [prefix, *texts] if prefix else texts
+    return [one if isinstance(one, Media) else {"type": "text", "text": one} for one in given]
 
 
 def tool_changes(messages: Sequence[dict[str, Any]], tools: Sequence[AnthropicTool]) -> dict[str, Any]:
@@ -187,7 +215,7 @@ def text_of(texts: str | Sequence[TextBlockParam]) -> str:
 
 def check_results(request: PromptRequest) -> None:
     """Check that tool results answer calls of the message before, each once. The first message of a request on a
-    session may answer a logged call, which is checked with the log.
+    session may answer a logged call, which is checked with the log. Raises a 400.
     """
     waiting: set[str] | None = None if request.session_id is not None else set()
     for index, message in enumerate(request.messages):

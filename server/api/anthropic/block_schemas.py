@@ -9,7 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from server.media.media import Media
 from server.schemas.adaptations import adapt
+from server.schemas.media_parts import CheckedMedia
 from server.schemas.messages import NAME, Id
 from server.schemas.sealed_compaction import SEAL, unseal_messages
 from server.schemas.strict import Harmless, Strict, wrong
@@ -158,6 +160,8 @@ def kind_of_result(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind == "tool_reference":
         return "<tool_reference>"
+    if isinstance(value, Media):
+        return "<media>"
     return "<replaced>" if kind in SEEN else "<text>"
 
 
@@ -180,6 +184,7 @@ Texts = Annotated[
 ResultBlock = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[ToolReferenceBlockParam, Tag("<tool_reference>")]
+    | Annotated[CheckedMedia, Tag("<media>")]
     | Annotated[ReplacedBlock, Tag("<replaced>")],
     Discriminator(kind_of_result),
 ]
@@ -235,6 +240,8 @@ KINDS = ("compaction", "thinking", "tool_use", "tool_result", "tool_reference", 
 
 def kind_of(value: object) -> str:
     """The block's type, for the union; unknown ones are validated, and so refused, as text."""
+    if isinstance(value, Media):
+        return "<media>"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     empty = kind == "compaction" and isinstance(value, dict) and value.get("content") is None
     if empty or (isinstance(kind, str) and kind in FOREIGN):
@@ -251,6 +258,7 @@ AnyBlock = Annotated[
     | Annotated[ToolAdditionBlockParam, Tag("<tool_addition>")]
     | Annotated[ToolRemovalBlockParam, Tag("<tool_removal>")]
     | Annotated[CompactionBlockParam, Tag("<compaction>")]
+    | Annotated[CheckedMedia, Tag("<media>")]
     | Annotated[ForeignBlock, Tag("<foreign>")],
     Discriminator(kind_of),
 ]
@@ -279,7 +287,7 @@ Content = Annotated[
     BeforeValidator(readable),
 ]
 MAY_HOLD = {
-    "user": {"text", "tool_result", "compaction", "foreign"},
+    "user": {"text", "tool_result", "compaction", "foreign", "image"},
     "assistant": {"text", "thinking", "tool_use", "compaction", "foreign"},
     "system": {"text", "tool_addition", "tool_removal"},
 }

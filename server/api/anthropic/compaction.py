@@ -21,20 +21,21 @@ from server.chat.rendering import PLAIN
 from server.errors import bad_request
 from server.http.sse import while_connected
 from server.lines.recognition import Conversation, recognise
-from server.log.identity import Session, named_session
+from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.objects import CompactionReason, CompactionReceipt, Usage
 from server.schemas.sealed_compaction import seal_messages
 from server.turns.context import context_of
 from server.turns.folding import Folding, keep_aside, with_room
+from server.turns.naming import named_session
 from server.turns.pending_turn import PendingTurn
 
 PARAM = "messages"
 
 
 @dataclass(frozen=True)
-class Compaction:
+class CompactedChat:
     """A conversation that was compacted: the ``chat`` that goes on from the summary, the block that tells the client of
     it, the usage of each summary that was written, and what the receipt says.
     """
@@ -47,11 +48,11 @@ class Compaction:
 
 async def compact(
     body: MessagesRequest, request: Request, edit: CompactEdit, reason: CompactionReason
-) -> Compaction | None:
+) -> CompactedChat | None:
     """Summarise all but the newest messages, or all of them if the reply is to wait. None if there is nothing to
     summarise. Raises a 400 if that cannot be, or for a session whose log has the conversation.
     """
-    context, session = context_of(request), named_session(request, body.session_id)
+    context, session = context_of(request), await named_session(request, body.session_id)
     if session is not None and session.stateful:
         field = "context_management" if reason == "threshold" else "compaction"
         message = f"{field}: only a request that has the whole conversation can be compacted, without session_id."
@@ -73,7 +74,7 @@ async def compact(
     if session is not None and not edit.pause_after_compaction:
         receipt = msgspec.structs.replace(receipt, kept=await keep_session(request, session))
     goes_on = as_chat(body, [as_sent(message) for message in [*whole[: front_of(whole)], *made]])
-    return Compaction(goes_on, CompactionBlock(summary, sealed), folding.spent, receipt)
+    return CompactedChat(goes_on, CompactionBlock(summary, sealed), folding.spent, receipt)
 
 
 def folding_of(turn: PendingTurn, chat: MessagesChat, instructions: str | None) -> Folding:
@@ -88,7 +89,7 @@ def folding_of(turn: PendingTurn, chat: MessagesChat, instructions: str | None) 
         return await tokens.run(prompt_of, None, messages)
 
     async def ask(messages: list[LoggedMessage]) -> tuple[PendingTurn, Prompt]:
-        return await recognise(turn, Conversation(messages, change.applied_over(PLAIN), prompt_of), aside=True)
+        return await recognise(turn, Conversation(messages, change.apply_over(PLAIN), prompt_of), aside=True)
 
     return Folding(measure, ask, PARAM, instructions)
 

@@ -107,7 +107,7 @@ Message = TypeVar("Message", bound=Any)
 CountTokens = Callable[[Sequence[Any]], Awaitable[int]]
 
 
-async def edited(
+async def apply_edits(
     messages: Sequence[Message], edits: Sequence[Edit], count: CountTokens
 ) -> tuple[list[Message], list[dict[str, Any]]]:
     """The messages after ``edits``, but for compactions, and those that have changed something, as replies name them.

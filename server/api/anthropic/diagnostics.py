@@ -9,6 +9,8 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from server.api.anthropic import objects as objects
 from server.api.anthropic.as_chat import split_message, text_of, tool_of
 from server.api.anthropic.schemas import PromptRequest
@@ -112,5 +114,6 @@ class Diagnosis:
 
 
 def digest(value: object) -> bytes:
-    """A digest of a JSON value."""
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=DIGEST_BYTES).digest()
+    """A digest of a JSON value, in which media stand as they are."""
+    text = json.dumps(value, default=msgspec.to_builtins)
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()

@@ -66,7 +66,7 @@ class AnthropicReply(Reply):
         return named_event(error_body(error.status_code, error.detail, self._request_id))
 
     def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
-        start = objects.MessageStart(self._diagnosed(self._message([], self._usage(usage))))
+        start = objects.MessageStart(self._diagnose(self._message([], self._usage(usage))))
         return [start, objects.Ping(), *self._write_compaction()]
 
     def write_delta(
@@ -98,7 +98,7 @@ class AnthropicReply(Reply):
             objects.ToolUseBlock(call.id, call.name, arguments_object(call.arguments)) for call in partial_reply.calls
         ]
         whole = self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
-        return self._diagnosed(msgspec.structs.replace(whole, context_management=self._edits))
+        return self._diagnose(msgspec.structs.replace(whole, context_management=self._edits))
 
     # --- the pieces of it -----------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class AnthropicReply(Reply):
             head.id, head.model, content, usage, reason, sequence, session_id=head.session, cache=cache
         )
 
-    def _diagnosed(self, message: objects.Message) -> objects.Message:
+    def _diagnose(self, message: objects.Message) -> objects.Message:
         """``message`` with the answer to the request's ``diagnostics``, if it has any."""
         if self._diagnosis is None:
             return message

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from server.api.anthropic.as_chat import as_chat
-from server.api.anthropic.compaction import Compaction, compact
-from server.api.anthropic.context_edits import CompactEdit, edited
+from server.api.anthropic.compaction import CompactedChat, compact
+from server.api.anthropic.context_edits import CompactEdit, apply_edits
 from server.api.anthropic.diagnostics import Diagnosis, DiagnosticsTable, RequestDigest
 from server.api.anthropic.objects import AppliedEdits, OriginalTokens, TokenCount
 from server.api.anthropic.paused_reply import paused_message, paused_response
@@ -24,9 +24,9 @@ from server.config.prompt_rules import BILLING_LINE
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
-from server.log.identity import named_session
 from server.schemas.strict import Strict
 from server.turns.context import context_of
+from server.turns.naming import named_session
 from server.turns.replies import Reply, ReplyHead
 
 router = APIRouter(route_class=JsonRoute)
@@ -62,10 +62,10 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
         return AnthropicReply(named, id, kept, made.token_limit, shows, stops, edits, diagnosis, told)
 
     receipt = None if compaction is None else compaction.receipt
-    return await chat(made, request, named_session(request, body.session_id), make_reply, receipt)
+    return await chat(made, request, await named_session(request, body.session_id), make_reply, receipt)
 
 
-async def compaction_of(body: MessagesRequest, request: Request) -> Compaction | None:
+async def compaction_of(body: MessagesRequest, request: Request) -> CompactedChat | None:
     """The compaction that the request asks for, if it does and one is due. Raises a 400 if that cannot be."""
     if body.compaction is not None:
         asked = CompactEdit(
@@ -117,14 +117,14 @@ async def with_edits(body: Body, request: Request) -> tuple[Body, AppliedEdits |
     async def count(messages: Sequence[AnthropicMessageParam]) -> int:
         return await count_prompt(body.model_copy(update={"messages": [*messages]}), request)
 
-    messages, applied = await edited(body.messages, body.context_management.edits, count)
+    messages, applied = await apply_edits(body.messages, body.context_management.edits, count)
     return body.model_copy(update={"messages": messages}), AppliedEdits(applied)
 
 
 async def count_prompt(body: PromptRequest, request: Request) -> int:
     """The tokens of a prompt; of one that exceeds the context one more than that has."""
     try:
-        return len((await preview_prompt(as_chat(body), request, named_session(request, body.session_id))).ids)
+        return len((await preview_prompt(as_chat(body), request, await named_session(request, body.session_id))).ids)
     except ApiError as error:
         if error.body.error.code != "context_length_exceeded":
             raise

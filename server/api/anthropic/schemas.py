@@ -20,6 +20,7 @@ from server.api.anthropic.block_schemas import (
 )
 from server.api.anthropic.context_edits import CompactEdit, ContextManagement
 from server.api.anthropic.tool_schemas import AnthropicTool, AnyTool, ToolChoice
+from server.media.media import Media
 from server.schemas.field_types import INT32, MAX_STOP_CHARS, MAX_STOPS
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS
 from server.schemas.requests import default
@@ -38,8 +39,9 @@ class AnthropicMessageParam(Strict):
     def fits_its_role(self) -> Self:
         """Each block where it belongs."""
         for block in self.blocks:
-            if block.KIND not in MAY_HOLD[self.role]:
-                raise wrong("content", f"of a message with this role cannot contain {block.KIND} blocks")
+            kind = block.kind if isinstance(block, Media) else block.KIND
+            if kind not in MAY_HOLD[self.role]:
+                raise wrong("content", f"of a message with this role cannot contain {kind} blocks")
         return self
 
     @property
@@ -199,7 +201,7 @@ class PromptRequest(Strict):
     def begins_reply(self) -> bool:
         """Whether the last message is the beginning of the reply."""
         last = self.messages[-1]
-        return last.role == "assistant" and any(block.KIND != "compaction" for block in last.blocks)
+        return last.role == "assistant" and any(not isinstance(block, CompactionBlockParam) for block in last.blocks)
 
     @property
     def functions(self) -> list[AnthropicTool]:

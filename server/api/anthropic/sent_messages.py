@@ -25,7 +25,7 @@ def as_sent(message: LoggedMessage) -> dict[str, Any]:
     if message.reasoning_content:
         made["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        made["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+        made["tool_calls"] = [*msgspec.to_builtins(message.tool_calls)]
     if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
     made[ADDS] = [tool["function"]["name"] for tool in message.added_tools]

@@ -69,7 +69,7 @@ class AnthropicTool(Strict):
     input_examples: list[object] | None = None
 
 
-class ClientTool(AnthropicTool):
+class AnthropicClientTool(AnthropicTool):
     """A tool that the client runs and whose input is known by its type."""
 
     type: str  # type: ignore[assignment]
@@ -83,7 +83,7 @@ class ClientTool(AnthropicTool):
         return {**kept, "description": description, "input_schema": schema}
 
 
-class VendorTool(Strict):
+class AnthropicVendorTool(Strict):
     """A tool that only Anthropic runs: it is left out."""
 
     type: str
@@ -102,7 +102,7 @@ class UnknownTool(AnthropicTool):
 
     @model_validator(mode="before")
     @classmethod
-    def refused(cls, data: object) -> object:
+    def refuse(cls, data: object) -> object:
         raise wrong("type", "names a kind of tool that is not supported by this server")
 
 
@@ -118,8 +118,8 @@ def kind_of_tool(value: object) -> str:
 
 AnyTool = Annotated[
     Annotated[AnthropicTool, Tag("<custom>")]
-    | Annotated[ClientTool, Tag("<client>")]
-    | Annotated[VendorTool, Tag("<vendor>")]
+    | Annotated[AnthropicClientTool, Tag("<client>")]
+    | Annotated[AnthropicVendorTool, Tag("<vendor>")]
     | Annotated[UnknownTool, Tag("<unknown>")],
     Discriminator(kind_of_tool),
 ]

@@ -2,7 +2,7 @@
 
 Owns: routes, shapes, the writers of replies.
 
-May import: ``server.turns``, ``server.api.openai``, ``server.api.ops``.
+May import: ``server.turns``, ``server.api.openai``, ``server.api.embeddings``, ``server.api.ops``.
 
 Never knows: sessions over REST, responses, Anthropic's API.
 """

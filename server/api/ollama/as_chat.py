@@ -8,9 +8,10 @@ from typing import Any
 
 from server.api.ollama.schemas import ChatBody, GenerateBody, GeneratingRequest, Options, SentMessage, plain_name
 from server.errors import bad_request
+from server.media.media import Media
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.requests import ChatRequest
-from server.schemas.strict import validated
+from server.schemas.strict import validate
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 
@@ -22,15 +23,19 @@ def as_chat(request: ChatBody) -> ChatRequest:
         made["tools"] = [tool.model_dump(exclude_unset=True, by_alias=True) for tool in request.tools]
     if request.messages[-1].role == "assistant" and not request.messages[-1].tool_calls:
         made["continue_final_message"] = True
-    return validated(ChatRequest, made)
+    return validate(ChatRequest, made)
 
 
 def prompt_chat(request: GenerateBody) -> ChatRequest:
     """The chat of a prompt, with its system message."""
     system = [{"role": "system", "content": request.system}] if request.system else []
-    return validated(
-        ChatRequest, chat_fields(request) | {"messages": [*system, {"role": "user", "content": request.prompt}]}
-    )
+    asked = {"role": "user", "content": content_of(request.prompt, request.images)}
+    return validate(ChatRequest, chat_fields(request) | {"messages": [*system, asked]})
+
+
+def content_of(text: str, images: Sequence[Media]) -> str | list[Any]:
+    """A chat's content: pictures come before the text."""
+    return [*images, {"type": "text", "text": text}] if images else text
 
 
 def as_completion(request: GenerateBody) -> CompletionRequest:
@@ -38,12 +43,14 @@ def as_completion(request: GenerateBody) -> CompletionRequest:
     made = common_fields(request) | {"prompt": request.prompt, "suffix": request.suffix}
     if request.logprobs:
         made["logprobs"] = request.top_logprobs or 0
-    return validated(CompletionRequest, made)
+    return validate(CompletionRequest, made)
 
 
 def chat_fields(request: GeneratingRequest) -> dict[str, Any]:
     """The fields of a chat but for its messages and tools."""
     made = common_fields(request) | {"logprobs": request.logprobs}
+    if request.keep_alive is not None:
+        made["keep_alive"] = request.keep_alive
     if request.top_logprobs and request.logprobs:
         made["top_logprobs"] = request.top_logprobs
     if request.think is not None:
@@ -81,9 +88,11 @@ def messages_of(messages: Sequence[SentMessage]) -> list[dict[str, Any]]:
     waiting: list[tuple[str, str]] = []  # id and tool of each call that has no result yet
     for index, message in enumerate(messages):
         if message.role == "tool":
-            made.append({"role": "tool", "content": message.content, "tool_call_id": answered(index, message, waiting)})
+            call = take_call_id(index, message, waiting)
+            content = content_of(message.content, message.images)
+            made.append({"role": "tool", "content": content, "tool_call_id": call})
             continue
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one: dict[str, Any] = {"role": message.role, "content": content_of(message.content, message.images)}
         if message.thinking:
             one["reasoning_content"] = message.thinking
         calls = [(call.id or f"call_{index}_{number}", call) for number, call in enumerate(message.tool_calls)]
@@ -104,8 +113,8 @@ def messages_of(messages: Sequence[SentMessage]) -> list[dict[str, Any]]:
     return made
 
 
-def answered(index: int, message: SentMessage, waiting: list[tuple[str, str]]) -> str:
-    """The id of the call that a tool's result answers; it is taken from ``waiting``."""
+def take_call_id(index: int, message: SentMessage, waiting: list[tuple[str, str]]) -> str:
+    """The id of the call that a tool's result answers; it is taken from ``waiting``. Raises a 400."""
     name = message.tool_name or message.name
     found = next(
         (

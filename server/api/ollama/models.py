@@ -1,4 +1,4 @@
-"""Routes of Ollama's API that describe the served model."""
+"""Routes of Ollama's API that describe the models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from server.api.openai.models import timestamp
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
+from server.models.offered_model import OfferedModel
+from server.models.registry import allowed_models, registry_of
+from server.models.room import need_of
+from server.models.room import on_gpu as on_a_gpu
 from server.turns.context import context_of
 
 FOLLOWED = "0.18.0"  # the version of Ollama whose API this is: clients refuse older ones
 FOREVER = 100 * 365 * 86_400  # seconds for which the model stays loaded
+UNKNOWN = Details("", "", [], "", "")  # of a model that was never loaded
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 router = APIRouter(route_class=JsonRoute)
@@ -32,30 +37,39 @@ async def ollama_version() -> Response:
 
 @router.get("/api/tags")
 async def ollama_tags(request: Request) -> Response:
-    """List the model under each of its names."""
-    context = context_of(request)
-    facts, modified = context.facts, timestamp(context.created)
-    details = details_of(facts)
-    return json_response(
-        Models(
-            [
-                ListedModel(name, name, modified, facts.weight_bytes, facts.fingerprint, details)
-                for name in context.names
-            ]
-        )
-    )
+    """List each model under each of its names."""
+    modified = timestamp(context_of(request).created)
+    offered = registry_of(request).offered_models(allowed_models(request))
+    named = [(model, name) for model in offered for name in model.names]
+    named += registry_of(request).adapters(allowed_models(request))
+    return json_response(Models([list_model(model, name, modified) for model, name in named]))
+
+
+def list_model(model: OfferedModel, name: str, modified: str) -> ListedModel:
+    """A model under one of its names. Before its first load nothing is known but the size of its files."""
+    facts = model.facts
+    if facts is None:
+        return ListedModel(name, name, modified, model.weight_bytes, "", UNKNOWN)
+    return ListedModel(name, name, modified, facts.weight_bytes, facts.fingerprint, details_of(facts))
 
 
 @router.get("/api/ps")
 async def ollama_running(request: Request) -> Response:
-    """The loaded model: it stays loaded."""
-    context = context_of(request)
-    facts, name = context.facts, context.served_name
-    size = facts.weight_bytes + facts.pages * facts.page_size * facts.kv_bytes_per_token
-    on_gpu = size if facts.device.startswith("cuda") else 0
-    expires = timestamp(time.time() + FOREVER)
-    running = RunningModel(name, name, size, facts.fingerprint, details_of(facts), expires, on_gpu, facts.max_context)
-    return json_response(Models([running]))
+    """List the loaded models."""
+    registry = registry_of(request)
+    found = [model for model in registry.offered_models(allowed_models(request)) if model.is_loaded]
+    return json_response(Models([describe_running(model, registry.idle_seconds) for model in found]))
+
+
+def describe_running(model: OfferedModel, idle_seconds: float) -> RunningModel:
+    """A loaded model. Raises a 503 while its engine restarts."""
+    assert model.context is not None
+    facts, name = model.context.facts, model.name
+    size = need_of(facts)
+    stays = FOREVER if model.pinned or not idle_seconds else max(0.0, idle_seconds - time.monotonic() + model.used)
+    expires = timestamp(time.time() + stays)
+    on_gpu = size if on_a_gpu(facts) else 0
+    return RunningModel(name, name, size, facts.fingerprint, details_of(facts), expires, on_gpu, facts.max_context)
 
 
 @router.post("/api/show")
@@ -72,6 +86,8 @@ async def ollama_show(body: ShowBody, request: Request) -> Response:
         f"{kind}.context_length": facts.max_context,
         f"{kind}.vocab_size": facts.vocab_size,
     }
+    if facts.task == "embed" and facts.pooling is not None:
+        info[f"{kind}.embedding_length"] = facts.pooling.width
     template = context.tokens.info["chat_template"] or ""
     shown = ShownModel(
         modelfile=f"FROM {context.served_name}\n",
@@ -79,7 +95,7 @@ async def ollama_show(body: ShowBody, request: Request) -> Response:
         template=template,
         details=details_of(facts),
         model_info=info,
-        capabilities=capabilities_of(context.tokens),
+        capabilities=capabilities_of(context.tokens, facts),
         modified_at=timestamp(context.created),
     )
     return json_response(shown)
@@ -104,11 +120,14 @@ def parameter_size(parameters: int) -> str:
     return str(parameters)
 
 
-def capabilities_of(tokens: ChatTokenizer) -> list[str]:
+def capabilities_of(tokens: ChatTokenizer, facts: ModelFacts) -> list[str]:
     """What the model can do, in Ollama's words."""
+    if facts.pooling is not None:
+        return ["embedding"] if facts.task == "embed" else []
     if not tokens.has_template:
         return ["completion"]
-    return ["completion", "tools", *(["thinking"] if tokens.dialect.thought is not None else [])]
+    thinking = ["thinking"] if tokens.dialect.thought is not None else []
+    return ["completion", "tools", *thinking, *(["vision"] if "image" in facts.media else [])]
 
 
 def parameters_of(generation: Generation) -> list[str]:

@@ -12,7 +12,7 @@ from server.schemas.objects import CacheReceipt
 DoneReason = Literal["stop", "length", "cancelled", "load", "unload"]
 
 
-class Function(msgspec.Struct, frozen=True):
+class OllamaFunction(msgspec.Struct, frozen=True):
     """The function of a call, with its arguments as an object."""
 
     index: int
@@ -20,20 +20,20 @@ class Function(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class OllamaToolCall(msgspec.Struct, frozen=True):
     """A call of a tool."""
 
     id: str
-    function: Function
+    function: OllamaFunction
 
 
-class Message(msgspec.Struct, frozen=True):
+class OllamaMessage(msgspec.Struct, frozen=True):
     """A reply, or a piece of one."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
     thinking: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 class ChatPiece(Piece, frozen=True, kw_only=True):
     """A piece of a chat."""
 
-    message: Message
+    message: OllamaMessage
 
 
 class GeneratePiece(Piece, frozen=True, kw_only=True):
@@ -134,3 +134,19 @@ class OllamaVersion(msgspec.Struct, frozen=True):
     """The version of Ollama's API that is followed."""
 
     version: str
+
+
+class Embedded(msgspec.Struct, frozen=True):
+    """The answer of ``/api/embed``: a vector for each text."""
+
+    model: str
+    embeddings: list[list[float] | str]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OldEmbedding(msgspec.Struct, frozen=True):
+    """The answer of ``/api/embeddings``."""
+
+    embedding: list[float] | str

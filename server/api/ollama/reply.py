@@ -10,7 +10,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.protocol import Delta, TokenLogprob
-from server.api.ollama.objects import ChatPiece, DoneReason, Function, GeneratePiece, Logprob, Message, Piece, ToolCall
+from server.api.ollama.objects import (
+    ChatPiece,
+    DoneReason,
+    GeneratePiece,
+    Logprob,
+    OllamaFunction,
+    OllamaMessage,
+    OllamaToolCall,
+    Piece,
+)
 from server.api.openai.models import timestamp
 from server.chat.partial_reply import ParsedCall, PartialReply
 from server.chat.reply_parser import ContentPiece, Part, ReasoningPiece
@@ -40,7 +49,7 @@ class OllamaReply(Reply):
         self._answered: int | None = None  # when the first token came
 
     @abstractmethod
-    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> Piece:
+    def piece(self, content: str, thinking: str, calls: Sequence[OllamaToolCall]) -> Piece:
         """A line of the stream."""
 
     def encode_event(self, chunk: msgspec.Struct) -> bytes:
@@ -73,7 +82,7 @@ class OllamaReply(Reply):
         assert isinstance(usage, Usage)
         calls = tool_calls(partial_reply.calls)
         told = [self.piece("", "", calls)] if calls else []
-        return [*told, self._ended(self.piece("", "", ()), partial_reply, usage, cache)]
+        return [*told, self._finish_piece(self.piece("", "", ()), partial_reply, usage, cache)]
 
     def end_stream(
         self, partial_replies: Sequence[PartialReply], usage: Usage, cache: CacheField
@@ -86,10 +95,10 @@ class OllamaReply(Reply):
         reply = partial_replies[0]
         thinking = reply.reasoning if self._thinks else ""
         whole = self.piece(reply.content, thinking, tool_calls(reply.calls))
-        ended = self._ended(whole, reply, usage, cache)
+        ended = self._finish_piece(whole, reply, usage, cache)
         return msgspec.structs.replace(ended, logprobs=self._entries(reply.logprobs))
 
-    def _ended(self, piece: Piece, reply: PartialReply, usage: Usage, cache: CacheField) -> Piece:
+    def _finish_piece(self, piece: Piece, reply: PartialReply, usage: Usage, cache: CacheField) -> Piece:
         """``piece`` with the end of the reply and what it cost."""
         now = time.perf_counter_ns()
         answered = now if self._answered is None else self._answered
@@ -110,18 +119,18 @@ class OllamaReply(Reply):
         return [logprob_of(entry) for entry in logprobs] if self._logprobs else UNSET
 
 
-class ChatReply(OllamaReply):
+class OllamaChatReply(OllamaReply):
     """Replies of ``/api/chat``."""
 
-    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> ChatPiece:
-        message = Message(content=content, thinking=thinking or UNSET, tool_calls=[*calls] or UNSET)
+    def piece(self, content: str, thinking: str, calls: Sequence[OllamaToolCall]) -> ChatPiece:
+        message = OllamaMessage(content=content, thinking=thinking or UNSET, tool_calls=[*calls] or UNSET)
         return ChatPiece(model=self.head.model, created_at=timestamp(time.time()), done=False, message=message)
 
 
 class GenerateReply(OllamaReply):
     """Replies of ``/api/generate``."""
 
-    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> GeneratePiece:
+    def piece(self, content: str, thinking: str, calls: Sequence[OllamaToolCall]) -> GeneratePiece:
         return GeneratePiece(
             model=self.head.model,
             created_at=timestamp(time.time()),
@@ -136,10 +145,10 @@ def done_reason(reply: PartialReply) -> DoneReason:
     return "stop" if reply.finish is None or reply.finish == "tool_calls" else reply.finish
 
 
-def tool_calls(calls: Iterable[ParsedCall]) -> list[ToolCall]:
+def tool_calls(calls: Iterable[ParsedCall]) -> list[OllamaToolCall]:
     """The calls of a reply that has ended."""
     return [
-        ToolCall(call.id, Function(index, call.name, arguments_object(call.arguments)))
+        OllamaToolCall(call.id, OllamaFunction(index, call.name, arguments_object(call.arguments)))
         for index, call in enumerate(calls)
     ]
 

@@ -11,15 +11,16 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from server.api.ollama.as_chat import as_chat, as_completion, prompt_chat
-from server.api.ollama.reply import ChatReply, GenerateReply, OllamaReply
+from server.api.ollama.reply import GenerateReply, OllamaChatReply, OllamaReply
 from server.api.ollama.schemas import ChatBody, GenerateBody, GeneratingRequest, plain_name
 from server.api.openai.chat import chat
 from server.chat.prompts import check_room, completion_prompts
 from server.errors import ApiError
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
-from server.log.identity import named_session
+from server.models.registry import allowed_models, registry_of
 from server.turns.context import context_of
+from server.turns.naming import named_session
 from server.turns.pending_turn import open_turn
 from server.turns.replies import Reply, ReplyHead
 from server.turns.reply_rules import text_rules
@@ -33,9 +34,9 @@ router = APIRouter(route_class=JsonRoute)
 async def ollama_chat(body: ChatBody, request: Request) -> Response:
     """Generate a reply to a whole conversation; without messages: whether the model is loaded."""
     if not body.messages:
-        return loaded(body, request, ChatReply)
+        return answer_load(body, request, OllamaChatReply)
     with named_as_sent():
-        return await chat(as_chat(body), request, named_session(request, None), maker(body, ChatReply))
+        return await chat(as_chat(body), request, await named_session(request, None), maker(body, OllamaChatReply))
 
 
 @router.post("/api/generate")
@@ -43,11 +44,11 @@ async def ollama_chat(body: ChatBody, request: Request) -> Response:
 async def ollama_generate(body: GenerateBody, request: Request) -> Response:
     """Generate a reply to one prompt; without a prompt: whether the model is loaded."""
     if not body.prompt and not body.suffix:
-        return loaded(body, request, GenerateReply)
+        return answer_load(body, request, GenerateReply)
     with named_as_sent():
         if body.is_completion:
             return await complete(body, request)
-        return await chat(prompt_chat(body), request, named_session(request, None), maker(body, GenerateReply))
+        return await chat(prompt_chat(body), request, await named_session(request, None), maker(body, GenerateReply))
 
 
 async def complete(body: GenerateBody, request: Request) -> Response:
@@ -75,12 +76,15 @@ def named_as_sent() -> Iterator[None]:
         raise ApiError(error.status_code, error.detail.replace(param, "format"), param="format") from None
 
 
-def loaded(body: GeneratingRequest, request: Request, kind: type[OllamaReply]) -> Response:
-    """The answer to a request that generates nothing: the model stays loaded, whatever its ``keep_alive``. Raises a
-    503 while the engine is not ready.
+def answer_load(body: GeneratingRequest, request: Request, kind: type[OllamaReply]) -> Response:
+    """The answer to a request that generates nothing: its model was loaded for it. With a ``keep_alive`` of 0 it is
+    unloaded as soon as it is idle, unless it is pinned; other values change nothing. Raises a 503 while the engine is
+    not ready.
     """
     context = context_of(request)
     context.check_model(plain_name(body.model))
+    if body.unloads:
+        registry_of(request).unload_soon(plain_name(body.model), allowed_models(request))
     head = ReplyHead.new("load", context.served_name, context.facts.fingerprint, None)
     piece = kind(head, logprobs=False, thinks=False).piece("", "", ())
     return json_response(replace(piece, done=True, done_reason="unload" if body.unloads else "load"))

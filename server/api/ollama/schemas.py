@@ -6,14 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from server.api.embeddings.schemas import Texts
 from server.schemas.field_types import INT32, INT64, Stops, Temperature, TopP
+from server.schemas.keep_alive import KeepAlive, kept_seconds
+from server.schemas.media_parts import CheckedImages
 from server.schemas.messages import MAX_ID, MAX_MESSAGES, MAX_TOOLS, NAME
 from server.schemas.strict import Harmless, Strict, wrong
 from server.schemas.tools import ChatTool
 
 LATEST = ":latest"  # the tag that clients put behind a name
 Think = bool | Literal["low", "medium", "high", "max"]
-KeepAlive = str | int | float
 
 
 def plain_name(name: str) -> str:
@@ -78,8 +80,8 @@ class Options(Strict):
 
 
 class GeneratingRequest(Strict):
-    """The fields that chats and completions share. ``keep_alive`` is a hint: the model stays loaded in any case; 0
-    without a prompt is answered as an unload.
+    """The fields that chats and completions share. ``keep_alive`` pins the KV of a chat for that time; the model stays
+    loaded in any case, but for 0 without a prompt.
     """
 
     model: str = Field("", max_length=512)
@@ -97,10 +99,10 @@ class GeneratingRequest(Strict):
     @property
     def unloads(self) -> bool:
         """Whether the model is to be freed after the request."""
-        return self.keep_alive in (0, "0", "0s", "0m")
+        return self.keep_alive is not None and kept_seconds(self.keep_alive) == 0
 
 
-class CalledFunction(Strict):
+class EarlierFunction(Strict):
     """The function of a call in an earlier reply."""
 
     IDLE: ClassVar[frozenset[str]] = frozenset({"index"})
@@ -113,7 +115,7 @@ class SentToolCall(Strict):
     """A call in an earlier reply."""
 
     IDLE: ClassVar[frozenset[str]] = frozenset({"type"})
-    function: CalledFunction
+    function: EarlierFunction
     id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     type: str | None = None
 
@@ -121,7 +123,6 @@ class SentToolCall(Strict):
 class SentMessage(Strict):
     """One message of a chat."""
 
-    LATER: ClassVar[Harmless] = {"images": ([],)}
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
@@ -129,6 +130,7 @@ class SentMessage(Strict):
     tool_name: str | None = None
     name: str | None = None  # of the tool, as older clients write it
     tool_call_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    images: CheckedImages = Field(default_factory=list)
 
     @model_validator(mode="after")
     def fits_its_role(self) -> Self:
@@ -154,15 +156,18 @@ class GenerateBody(GeneratingRequest):
     ``suffix``, the text behind the gap that the reply fills.
     """
 
-    LATER: ClassVar[Harmless] = {"images": ([],), "template": ("",), "context": ([],)}
+    LATER: ClassVar[Harmless] = {"template": ("",), "context": ([],)}
     prompt: str = ""
     suffix: str = ""
     system: str = ""
     raw: bool = False
+    images: CheckedImages = Field(default_factory=list)
 
     @model_validator(mode="after")
     def raw_has_no_system(self) -> Self:
-        """A raw prompt has no place for a system message."""
+        """A raw prompt has no place for a system message, nor for pictures."""
+        if self.is_completion and self.images:
+            raise wrong("images", "is not allowed with raw: true or a suffix")
         if self.is_completion and self.system:
             raise wrong("system", "is not allowed with raw: true or a suffix")
         return self
@@ -183,3 +188,25 @@ class ShowBody(Strict):
     system: str | None = None
     template: str | None = None
     options: dict[str, Any] | None = None
+
+
+class EmbedBody(Strict):
+    """``POST /api/embed``. The model stays loaded whatever ``keep_alive`` says."""
+
+    IDLE: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
+    model: str = Field("", max_length=512)
+    input: Texts
+    truncate: bool = True
+    dimensions: Annotated[int, Field(ge=1, le=INT32)] | None = None
+    options: Options = Field(default_factory=Options)
+    keep_alive: KeepAlive | None = None
+
+
+class OldEmbedBody(Strict):
+    """``POST /api/embeddings``, the older form for one text."""
+
+    IDLE: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
+    model: str = Field("", max_length=512)
+    prompt: str
+    options: Options = Field(default_factory=Options)
+    keep_alive: KeepAlive | None = None

@@ -17,10 +17,11 @@ from server.api.openai.stored_chats import BEGUN, request_fields, request_messag
 from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, new_messages, rendering_change_of
 from server.chat.rendering import PLAIN
 from server.chat.tokenizer import ChatTokenizer
+from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.lines.hints import names_conversation
-from server.lines.recognition import Conversation, recognise
-from server.log.identity import Session, named_session
+from server.lines.recognition import Conversation, line_hint, recognise
+from server.log.identity import Session, stated_session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.adaptations import adapt
@@ -28,6 +29,7 @@ from server.schemas.custom_input import custom_names
 from server.schemas.objects import CompactionReceipt
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
+from server.turns.naming import named_session
 from server.turns.pending_turn import PendingTurn, open_turn
 from server.turns.replies import ChatReply, Reply, ReplyHead, UsageOptions
 from server.turns.reply_rules import chat_rules
@@ -43,7 +45,7 @@ ReplyMaker = Callable[[ReplyHead], Reply]
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Generate a reply to a whole conversation, or with ``session_id`` to the new messages of a session. A chat with
     ``store`` and without a session begins one; a stored chat can be listed and fetched."""
-    session = named_session(request, body.session_id)
+    session = await named_session(request, body.session_id)
     if session is None and body.store:
         session = Session(request.state.tenant, f"{BEGUN}{uuid.uuid4().hex}", stateful=False)
     return await chat(body, request, session)
@@ -53,7 +55,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 @takes_turn
 async def continue_chat(session_id: str, body: ChatRequest, request: Request) -> Response:
     """Generate a reply to the new messages of a session; an unknown id begins a session."""
-    return await chat(body, request, named_session(request, body.session_id, session_id))
+    return await chat(body, request, stated_session(request, body.session_id, session_id))
 
 
 async def chat(
@@ -64,18 +66,22 @@ async def chat(
     compaction: CompactionReceipt | None = None,
 ) -> Response:
     """Reply to the messages of ``body``. ``make_reply`` makes another endpoint's reply objects; None: a chat
-    completion's. ``compaction``: of the conversation, before this turn."""
+    completion's. ``compaction``: of the conversation, before this turn. Raises a 400 for what cannot be
+    run.
+    """
     if body.metadata and session is None and not names_conversation(body.hints):
         adapt("metadata_left_out", "metadata")  # it is stored with a session
+    if body.background and session is None:
+        raise bad_request("background needs a session: it is how the turn is found again.", "background")
     with ExitStack() as claim:
         turn = replace(await open_turn(request, body, session, claim), compaction=compaction)
         if (answer := await replay_chat(turn, body, make_reply)) is not None:
             return answer
         tokens, facts = turn.context.tokens, turn.context.facts
-        if session is None:
-            turn, prompt = await recognise(turn, await tokens.run(whole_conversation, body, tokens, facts))
-        else:
+        if line_hint(turn) is None:
             prompt = await tokens.run(chat_prompt, body, tokens, facts, turn.continued)
+        else:
+            turn, prompt = await recognise(turn, await tokens.run(whole_conversation, body, tokens, facts))
         return await run_chat(turn, body, prompt, make_reply)
 
 
@@ -87,7 +93,7 @@ def whole_conversation(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFac
     def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
         return conversation(tokens, facts, record, new, change)
 
-    return Conversation(messages, change.applied_over(PLAIN), prompt_of)
+    return Conversation(messages, change.apply_over(PLAIN), prompt_of)
 
 
 async def run_chat(
@@ -102,7 +108,8 @@ async def run_chat(
     head = turn.reply_head("chatcmpl")
     stored = stored_request(turn, body, prompt) if body.store else None
     reply = chat_reply(body, head, prompt, stored) if make_reply is None else make_reply(head)
-    return await TurnRunner(turn, [prompt], rules, reply).respond()
+    runner = TurnRunner(turn, [prompt], rules, reply)
+    return await (runner.respond_from_background() if body.background else runner.respond())
 
 
 async def replay_chat(turn: PendingTurn, body: ReplyRequest, make_reply: ReplyMaker | None = None) -> Response | None:
@@ -138,7 +145,7 @@ def tier_of(body: ReplyRequest) -> str | None:
 
 def stored_request(turn: PendingTurn, body: ReplyRequest, prompt: Prompt) -> StoredRequest:
     """The parts of a chat's request that are stored."""
-    sampling = body.sampling(0, turn.context.facts.generation)
+    sampling = body.make_sampling(0, turn.context.facts.generation)
     return request_fields(body, sampling, turn.request.state.request_id), request_messages(body, prompt.messages)
 
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from server.chat.prompts import Prompt, check_room, completion_prompts
 from server.http.body import JsonRoute, takes_turn
-from server.log.identity import named_session
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.vendor_fields import TokenOptions
 from server.turns.completion_reply import CompletionReply
+from server.turns.naming import named_session
 from server.turns.pending_turn import PendingTurn, open_turn
 from server.turns.replies import UsageOptions
 from server.turns.reply_rules import text_rules
@@ -25,10 +25,10 @@ router = APIRouter(route_class=JsonRoute)
 @takes_turn
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Complete one or several prompts; with a session id, continue that session's text."""
-    session = named_session(request, body.session_id)
+    session = await named_session(request, body.session_id)
     with ExitStack() as claim:
         turn = await open_turn(request, body, session, claim)
-        answer = await turn.replay(lambda created: replayed_completion(turn, body, created))
+        answer = await turn.replay(lambda created: replay_completion(turn, body, created))
         if answer is not None:
             return answer
         tokens, facts = turn.context.tokens, turn.context.facts
@@ -47,7 +47,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         return await TurnRunner(turn, prompts, rules, reply).respond()
 
 
-def replayed_completion(turn: PendingTurn, body: CompletionRequest, created: int) -> CompletionReply:
+def replay_completion(turn: PendingTurn, body: CompletionRequest, created: int) -> CompletionReply:
     """The reply of a replayed turn, without logprobs, which the log does not have. ``created`` is in Unix seconds."""
     given = body.prompts[0]  # a session takes one
     prompt = Prompt([], echo=given if isinstance(given, str) else turn.context.tokens.decode(given))

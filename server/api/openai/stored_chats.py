@@ -11,6 +11,7 @@ from pydantic import Field
 from scheduler.sampling_params import Sampling
 from server.log.chat_rows import StoredChat
 from server.log.logged_message import LoggedMessage
+from server.media.media import interleave
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
 from server.schemas.requests import ChatRequest, ReplyRequest
@@ -93,5 +94,17 @@ def request_fields(body: ReplyRequest, sampling: Sampling, request_id: str | Non
 def request_messages(body: ReplyRequest, before: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
     """The messages of a stored chat's request; if it has none, the last message ``before`` the reply."""
     messages = [message.plain() for message in body.messages] if isinstance(body, ChatRequest) else before[-1:]
-    plain = [msgspec.to_builtins(message) for message in messages]
+    plain = [{**msgspec.to_builtins(message), "content": sent_content(message)} for message in messages]
     return [{name: message[name] for name in TOLD if name in message} for message in plain]
+
+
+def sent_content(message: LoggedMessage) -> str | list[dict[str, Any]]:
+    """A logged content as a client can send it."""
+    if not message.media:
+        return message.content
+    return [
+        {"type": "text", "text": one}
+        if isinstance(one, str)
+        else {"type": f"{one.kind}_url", f"{one.kind}_url": {"url": one.url}}
+        for one in interleave(message.content, message.media)
+    ]

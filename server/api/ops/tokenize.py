@@ -11,17 +11,19 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from scheduler.model_facts import ModelFacts
+from server.chat.expansions import pictures_of
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
-from server.log.identity import Session, named_session
+from server.log.identity import Session
 from server.schemas.field_types import TokenIds
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
 from server.schemas.requests import ChatRequest
-from server.schemas.strict import Strict, validated, wrong
+from server.schemas.strict import Strict, validate, wrong
 from server.schemas.tools import ChatTool, distinct
 from server.turns.context import context_of
+from server.turns.naming import named_session
 
 router = APIRouter(route_class=JsonRoute)
 OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -123,7 +125,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 @router.post("/apply-template")
 async def apply_template(body: ChatRequest, request: Request) -> Response:
     """Render the prompt of a chat without generating; the body is that of ``/v1/chat/completions``."""
-    session = named_session(request, body.session_id)
+    session = await named_session(request, body.session_id)
     prompt = await preview_prompt(body, request, session)
     text = await context_of(request).tokens.run(context_of(request).tokens.decode, prompt.ids)
     return json_response(Rendered(text, prompt.ids))
@@ -160,10 +162,9 @@ def text_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) ->
 def chat_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) -> list[int]:
     """The token ids of the messages. Blocking."""
     names = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
-    chat = validated(ChatRequest, {name: getattr(body, name) for name in names})
+    chat = validate(ChatRequest, {name: getattr(body, name) for name in names})
     prompt = chat_prompt(chat, tokens, facts, None)
     if body.add_generation_prompt or chat.goes_on:
         return prompt.ids
-    return tokens.encode(
-        tokens.render(prompt.messages, generation_prompt=False, rendering=prompt.rendering), special=False
-    )
+    text = tokens.render(prompt.messages, generation_prompt=False, rendering=prompt.rendering)
+    return pictures_of(facts, prompt.messages).encode(tokens, text, prompt.messages)

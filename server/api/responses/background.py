@@ -17,7 +17,7 @@ from server.log.identity import Session
 from server.log.response_rows import UNFINISHED
 from server.log.session_log import SessionLog
 from server.log.timeline import SessionMoved, UnknownSession
-from server.schemas.items import parsed_id
+from server.schemas.items import parse_id
 from server.turns.choices import Choices
 from server.turns.turn_runner import TurnRunner
 
@@ -97,7 +97,7 @@ class BackgroundResponses:
     def cancel_unwanted(self, tenant: str, session: str, key: str) -> None:
         """Cancel a response, as a client of another server has asked."""
         all_ = self._running.items()
-        found = [one for (owner, id), one in all_ if owner == tenant and parsed_id(id, "resp") == (session, key)]
+        found = [one for (owner, id), one in all_ if owner == tenant and parse_id(id, "resp") == (session, key)]
         ending = found[0].cancel() if found else self._lost(tenant, session, key)
         self._cancelling.add(task := asyncio.create_task(ending))
         task.add_done_callback(self._cancelling.discard)
@@ -134,7 +134,7 @@ class BackgroundResponses:
     async def _lost(self, tenant: str, session: str, key: str) -> None:
         """Tell of one that is not running (any more)."""
         with suppress(LogUnavailable):
-            await self._log.responses.settled(tenant, session, key)
+            await self._log.responses.settle(tenant, session, key)
 
     async def _settle(self, session: Session, running: RunningResponse, end: Callable[[], object]) -> None:
         """Write how it ended, unless its turn was committed after all. Who follows its events hears the last one."""

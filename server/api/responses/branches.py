@@ -20,7 +20,7 @@ from server.log.identity import SESSION_ID, Session
 from server.log.response_rows import StoredResponse, TurnExtras
 from server.log.retries import Idempotency
 from server.log.timeline import SessionRecord, at_turn, common_prefix, turn_of_row, turns_within
-from server.schemas.items import parsed_id
+from server.schemas.items import parse_id
 from server.turns.context import ServerContext
 
 CHAIN = "chain-"  # how the sessions begin that hold nothing but responses
@@ -82,7 +82,7 @@ def existing_branch(session: Session | None, record: SessionRecord | None) -> Re
 async def branch_behind(
     context: ServerContext, tenant: str, previous: str, store: bool, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch:
-    """The branch after an earlier response."""
+    """The branch after an earlier response. Raises a 404 or a 409."""
     found, stored = await stored_response(context, tenant, previous)
     if found is None or stored is None:
         message = "There is no response with this previous_response_id."
@@ -134,7 +134,7 @@ def is_last(record: SessionRecord, stored: StoredResponse) -> bool:
 
 async def stored_response(context: ServerContext, tenant: str, id: str) -> tuple[str | None, StoredResponse | None]:
     """A response with the name of its session; None for one that is unknown."""
-    place = parsed_id(id, "resp")
+    place = parse_id(id, "resp")
     return (None, None) if place is None else (place[0], await context.log.responses.get(tenant, *place))
 
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from pydantic import Field, model_validator
 
 from server.api.responses.client_tools import ClientTool, Execution
-from server.api.responses.part_schemas import Output, texts
+from server.api.responses.part_schemas import Output, pieces
 from server.api.responses.tool_schemas import AnyObject, ResponseTools, client_tools, note_tools, tool_objects
 from server.schemas.call_items import (
     CallItem,
@@ -23,10 +23,10 @@ from server.schemas.call_items import (
     ShellOutputItem,
     shell_action,
 )
-from server.schemas.item_texts import InputText
+from server.schemas.item_texts import InputPart, input_part
 from server.schemas.items import AddedToolsItem, Item, new_id
 from server.schemas.messages import NAME, CallArguments, Id
-from server.schemas.strict import Strict, missing
+from server.schemas.strict import Strict, missing_field_error
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Name = Annotated[str, Field(pattern=NAME)]
@@ -117,7 +117,7 @@ class InputShellCall(ItemParam):
     def is_named(self) -> Self:
         """An output has to find it."""
         if self.call_id is None and self.id is None:
-            raise missing("call_id")
+            raise missing_field_error("call_id")
         return self
 
     def to_item(self, session: str | None) -> Item:
@@ -136,9 +136,9 @@ class OutputParam(ItemParam):
     namespace: str | None = None
 
     @property
-    def given(self) -> str | list[InputText]:
+    def given(self) -> str | list[InputPart]:
         """The output as an item has it."""
-        return self.output if isinstance(self.output, str) else [InputText(text) for text in texts(self.output)]
+        return self.output if isinstance(self.output, str) else [*map(input_part, pieces(self.output))]
 
 
 class InputCallOutput(OutputParam):
@@ -172,7 +172,7 @@ class InputShellOutput(ItemParam):
     def names_its_call(self) -> Self:
         """By either field."""
         if self.call_id is None and self.id is None:
-            raise missing("call_id")
+            raise missing_field_error("call_id")
         return self
 
     def to_item(self, session: str | None) -> Item:

@@ -122,7 +122,7 @@ def folding_of(turn: PendingTurn, body: InputRequest, past: SessionRecord | None
             return with_room(response_prompt(asked, tokens, facts, record, new, names), facts, "input")
 
         change = rendering_change_of(asked, tokens, names, messages)
-        conversation = Conversation(messages, change.applied_over(rendering_in_force(messages)), prompt_of)
+        conversation = Conversation(messages, change.apply_over(rendering_in_force(messages)), prompt_of)
         aside, prompt = await recognise(replace(turn, body=asked), conversation, aside=True)
         return replace(aside, body=turn.body), prompt
 
@@ -183,7 +183,7 @@ async def compacted_prompt(
     before = read.conversation.messages
     whole = compacted_messages(before, compaction, None if branch.session is None else branch.session.name)
     change = rendering_change_of(body, tokens, read.names, whole)
-    force = change.applied_over(rendering_in_force(visible_messages(before)))
+    force = change.apply_over(rendering_in_force(visible_messages(before)))
     if TOOL_ORDER in tokens.rules:
         change = replace(change, tools=order_tools(visible_messages(before), change.tools or ()))
     change = replace(change, template=force.template)
@@ -209,9 +209,9 @@ def compacted_messages(
     made = fold_messages(messages, start, compaction.summary)
     own, newest = made[: len(made) - len(messages[start:])], messages[start:]
     id = new_id("cmp", session)
-    own = [structs.replace(message, items=[entry(id, message.content)]) for message in own]
+    own = [structs.replace(message, items=(entry(id, message.content),)) for message in own]
     sealed = seal_messages(made)
-    own[1] = structs.replace(own[1], items=[entry(id, own[1].content, "completed", sealed)])
+    own[1] = structs.replace(own[1], items=(entry(id, own[1].content, "completed", sealed),))
     kept = [structs.replace(message, dropped=True) for message in messages[front:start]]
     return [*messages[:front], *(kept if session is not None else []), *own, *newest]
 
@@ -222,7 +222,7 @@ async def question_prompt(turn: PendingTurn, body: InputRequest, read: ReadInput
     whole = read.conversation.messages
     front = front_of(whole)
     (question, *_) = fold_messages(whole, len(whole), "")
-    question = structs.replace(question, items=[entry(new_id("cmp", None), question.content)])
+    question = structs.replace(question, items=(entry(new_id("cmp", None), question.content),))
     kept = [structs.replace(message, dropped=True) for message in whole[front:]]
     shown = [*whole[:front], *kept, question]
     change = rendering_change_of(body, tokens, read.names, shown)

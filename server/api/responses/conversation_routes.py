@@ -18,6 +18,7 @@ from server.chat.prompts import check_bytes
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
+from server.http.media_admission import media_of
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, SessionSummary
@@ -34,7 +35,9 @@ async def create_conversation(body: CreateConversation, request: Request) -> Res
     session = Session(tenant, uuid.uuid4().hex, stateful=True)
     _, messages = await gather_input(context, tenant, session.name, [], body.items, "items")
     check_room(context, messages)
-    summary = await context.log.create(tenant, session.name, messages=messages, metadata=body.metadata)
+    summary = await context.log.create(
+        tenant, session.name, messages=messages, metadata=body.metadata, media=media_of(request)
+    )
     return json_response(conversation_object(summary))
 
 
@@ -77,7 +80,8 @@ async def create_items(
             context, session.tenant, session.name, record.messages, body.items, "items"
         )
         check_room(context, messages)
-        await context.log.revise(session.tenant, session.name, len(record.messages), messages, expect=record.version)
+        count, media = len(record.messages), media_of(request)
+        await context.log.revise(session.tenant, session.name, count, messages, expect=record.version, media=media)
     return json_response(objects.ItemList(items, items[0].id, items[-1].id, has_more=False))
 
 
@@ -146,7 +150,7 @@ def write_item_ids(messages: list[LoggedMessage], session: Session, number: int)
     message = messages[number]
     if message.instructions:
         return message
-    return msgspec.structs.replace(message, items=entries_of(message, session.name, number))
+    return msgspec.structs.replace(message, items=tuple(entries_of(message, session.name, number)))
 
 
 def check_room(context: ServerContext, messages: list[LoggedMessage]) -> None:

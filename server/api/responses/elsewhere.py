@@ -8,7 +8,7 @@ import time
 from server.api.responses.branches import response_not_found
 from server.errors import ApiError
 from server.log.response_rows import UNFINISHED, StoredResponse
-from server.schemas.items import parsed_id
+from server.schemas.items import parse_id
 from server.turns.context import ServerContext
 
 CANCEL_SECONDS = 10.0  # that another server may take to hear of it, and to end
@@ -18,9 +18,9 @@ LOOK_SECONDS = 0.2  # between two looks at whether it has
 async def read_stored_response(
     context: ServerContext, tenant: str, id: str, *, unwanted: bool = False
 ) -> StoredResponse:
-    """The state of a response that does not run on this server: see ``ResponseLog.settled``. Raises a 404."""
-    place = parsed_id(id, "resp")
-    stored = None if place is None else await context.log.responses.settled(tenant, *place, unwanted=unwanted)
+    """The state of a response that does not run on this server: see ``ResponseLog.settle``. Raises a 404."""
+    place = parse_id(id, "resp")
+    stored = None if place is None else await context.log.responses.settle(tenant, *place, unwanted=unwanted)
     if stored is None:
         raise response_not_found()
     return stored

@@ -144,7 +144,7 @@ class ArgumentsDone(OfItem, frozen=True, kw_only=True, tag="response.function_ca
     arguments: str
 
 
-class InputDelta(OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
+class CustomInputDelta(OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
     """Text that is appended to the input of a custom tool's call."""
 
     delta: str

@@ -14,6 +14,7 @@ from server.api.responses.tool_schemas import tools_in
 from server.chat.compaction import GO_ON, summary_messages
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage, Role
+from server.media.media import PlacedMedia, without_media
 from server.schemas.call_items import (
     AnyCall,
     AnyOutput,
@@ -25,7 +26,7 @@ from server.schemas.call_items import (
     SearchOutputItem,
     arguments_of,
 )
-from server.schemas.item_texts import Status
+from server.schemas.item_texts import Status, plain_parts
 from server.schemas.items import AddedToolsItem, CompactionItem, Entry, Item, MessageItem, ReasoningItem, entry, kind_of
 from server.schemas.sealed_compaction import unseal_messages
 
@@ -46,6 +47,7 @@ class GatheredMessage:
     tools: list[dict[str, Any]] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     dropped: bool = False
+    media: list[PlacedMedia] = field(default_factory=list)
 
     @classmethod
     def of(cls, message: LoggedMessage) -> GatheredMessage:
@@ -61,12 +63,13 @@ class GatheredMessage:
             self.role,
             self.content,
             reasoning_content="".join(self.thoughts),
-            tool_calls=self.calls,
+            tool_calls=(*self.calls,),
             tool_call_id=self.call_id,
-            items=self.items,
-            added_tools=self.tools,
-            removed_tools=self.removed,
+            items=(*self.items,),
+            added_tools=(*self.tools,),
+            removed_tools=(*self.removed,),
             dropped=self.dropped,
+            media=(*self.media,),
         )
 
 
@@ -117,12 +120,12 @@ class Gathering:
                 self._begin_answer()
                 self._reply(entry(id, text, status)).thoughts.append(text)
             case MessageItem(id, "assistant", content, status):
-                text = "\n".join(part.text for part in content)
+                text, _ = plain_parts(content)
                 self._begin_answer()
                 self._reply(entry(id, text, status)).content += text
             case MessageItem(id, role, content):
-                text = "\n".join(part.text for part in content)
-                self._gathered.append(GatheredMessage(role, text, items=[entry(id, text)]))
+                text, media = plain_parts(content)
+                self._gathered.append(GatheredMessage(role, text, items=[entry(id, text)], media=media))
         self.begun = self.begun or (not isinstance(item, AddedToolsItem) and self._gathered[-1].role not in LEADING)
 
     def _add_call(self, item: AnyCall, where: str) -> None:
@@ -146,7 +149,7 @@ class Gathering:
             made.items = [entry(item.id, made.content, "completed", json.dumps(item.tools, ensure_ascii=False))]
         else:
             given = item.output
-            made.content = given if isinstance(given, str) else "\n".join(part.text for part in given)
+            made.content, made.media = (given, []) if isinstance(given, str) else plain_parts(given)
             made.items = [entry(item.id, made.content)]
         self._gathered.append(made)
 
@@ -164,7 +167,8 @@ class Gathering:
         """
         leading = [*takewhile(lambda one: one.role in LEADING, self._gathered)]
         kept = unseal_messages(sealed)
-        words = [one.content for one in self._gathered if one.role == "user"] if kept is None else []
+        said = [one for one in self._gathered if one.role == "user"]
+        words = [without_media(one.content, one.media) for one in said] if kept is None else []
         messages = summary_messages(unseal(sealed) or "", words) if kept is None else kept
         made = [GatheredMessage.of(message) for message in messages]
         for one in made[bool(words) :]:

@@ -15,7 +15,7 @@ from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage
 from server.schemas.item_texts import InputText
-from server.schemas.items import ITEM_KINDS, Item, MessageItem, items_of, kind_of, new_id, parsed_id
+from server.schemas.items import ITEM_KINDS, Item, MessageItem, items_of, kind_of, new_id, parse_id
 from server.turns.context import ServerContext
 
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
@@ -63,7 +63,7 @@ async def resolve_reference(
     """The item with an id, in any session of the tenant. ``seen`` caches the items of sessions that were read for this
     request. Raises a 404.
     """
-    place = parsed_id(id, *ITEM_KINDS)
+    place = parse_id(id, *ITEM_KINDS)
     session = "" if place is None else place[0]
     if place is not None and session not in seen:
         if len(seen) >= MAX_REFERRED:

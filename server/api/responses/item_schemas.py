@@ -18,10 +18,10 @@ from server.api.responses.call_schemas import (
     InputShellOutput,
     ItemParam,
 )
-from server.api.responses.part_schemas import Parts, ReadableParts, Text, texts
+from server.api.responses.part_schemas import Parts, ReadableParts, Text, pieces, texts
 from server.api.responses.sealed_reasoning import SEAL, unseal
 from server.schemas.adaptations import adapt
-from server.schemas.item_texts import InputText, OutputText, ReasoningText
+from server.schemas.item_texts import InputText, OutputText, ReasoningText, input_part
 from server.schemas.items import CompactionItem, Item, MessageItem, ReasoningItem, new_id
 from server.schemas.messages import MAX_MESSAGES, Id
 from server.schemas.sealed_compaction import SEAL as COMPACTION_SEAL
@@ -63,10 +63,11 @@ class InputMessage(ItemParam):
 
     def to_item(self, session: str | None) -> Item:
         """The item that it becomes."""
-        parts = texts(self.content)
+        parts = pieces(self.content)
         if self.role == "assistant":
-            return MessageItem(new_id("msg", session), self.role, [OutputText(text) for text in parts])
-        return MessageItem(new_id("msg", session), self.role, [InputText(text) for text in parts])
+            said = [OutputText(text) for text in parts if isinstance(text, str)]
+            return MessageItem(new_id("msg", session), self.role, [*said])
+        return MessageItem(new_id("msg", session), self.role, [*map(input_part, parts)])
 
 
 class AgentMessage(ItemParam):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ class OutputItems:
         if item.kind == "fc":
             yield events.ArgumentsDelta(**self._delta(item, text))
         elif item.kind == "ctc" and (told := item.input.feed(text)):
-            yield events.InputDelta(**self._delta(item, told))
+            yield events.CustomInputDelta(**self._delta(item, told))
 
     def _delta(self, item: OpenItem, text: str) -> dict[str, Any]:
         """What all events about new text have."""
@@ -159,20 +160,22 @@ class OutputItems:
             "item_id": item.id,
             "output_index": len(self.items),
             "delta": text,
-            "obfuscation": self._padding(text),
+            "obfuscation": self._pad(text),
         }
 
     def _spent(self, text: str) -> list[ItemLogprob]:
         """The waiting tokens that a text is made of; those in front of them were marks. All, if that cannot be told."""
-        start = "".join(token.token for token in self._waiting).find(text)
-        spent, ended = [], 0
+        pieces, whole = decode_pieces(self._waiting)
+        start = whole.find(text)
         if start < 0:
             spent, self._waiting = self._waiting, []
-        while self._waiting and ended < start + len(text):
-            token = self._waiting.pop(0)
-            ended += len(token.token)
-            if ended > start:
+            return spent
+        spent, place = [], 0
+        while self._waiting and place < start + len(text):
+            token, piece = self._waiting.pop(0), pieces.pop(0)
+            if place + max(1, len(piece)) > start:  # one without a piece is part of the next character
                 spent.append(token)
+            place += len(piece)
         return spent
 
     def _close(self, status: Status) -> Iterator[events.Event]:
@@ -196,7 +199,7 @@ class OutputItems:
         elif item.kind == "ctc":
             told = input_of(text)
             if told and not item.input.begun:  # which only the whole arguments tell
-                yield events.InputDelta(**self._delta(item, told))
+                yield events.CustomInputDelta(**self._delta(item, told))
             yield events.InputDone(sequence_number=self._number(), input=told, **place)
         whole = self._item(item, status)
         self.items.append(whole)
@@ -221,9 +224,18 @@ class OutputItems:
                 key = item.key
                 return call_item(item.kind, item.id, item.call_id, key.name, text, status, key.namespace or UNSET)
 
-    def _padding(self, text: str) -> str | UnsetType:
+    def _pad(self, text: str) -> str | UnsetType:
         """As many random characters as hide how long a text is."""
         if not self._obfuscate:
             return UNSET
         missing = -len(text) % OBFUSCATED
         return secrets.token_urlsafe(missing)[:missing]
+
+
+def decode_pieces(tokens: Sequence[ItemLogprob]) -> tuple[list[str], str]:
+    """The characters that each token's bytes complete, and the text of all of them. Half a character at the end is
+    U+FFFD, and in no piece.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces = [decoder.decode(bytes(token.bytes)) for token in tokens]
+    return pieces, "".join(pieces) + decoder.decode(b"", True)

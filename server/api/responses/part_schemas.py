@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from server.media.media import Media
 from server.schemas.adaptations import adapt
-from server.schemas.strict import Harmless, Strict, missing
+from server.schemas.media_parts import CheckedMedia, kind_of_part
+from server.schemas.strict import Harmless, Strict, missing_field_error
 
 MAX_PARTS = 1000
 OTHER_PARTS = frozenset({"input_image", "input_file", "input_audio", "computer_screenshot"})
@@ -47,7 +49,7 @@ class Part(Strict):
         """The field that the type names."""
         name = "refusal" if self.type == "refusal" else "text"
         if getattr(self, name) is None:
-            raise missing(name)
+            raise missing_field_error(name)
         return self
 
     @property
@@ -70,8 +72,8 @@ class ReadablePart(Part):
 
 
 class OutputPart(Part):
-    """A piece of what a tool gave back. Images and files become placeholders: a client keeps them in its history, and
-    each later request would be refused too.
+    """A piece of what a tool gave back. Images and files that the model does not see become placeholders: a client
+    keeps them in its history, and each later request would be refused too.
     """
 
     @model_validator(mode="before")
@@ -87,12 +89,19 @@ class OutputPart(Part):
 
 
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
+AnyPart = Annotated[
+    Annotated[Part, Tag("<text>")] | Annotated[CheckedMedia, Tag("<media>")], Discriminator(kind_of_part)
+]
+ShownParts = Annotated[list[AnyPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
 Text = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Parts, Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[ShownParts, Tag("<parts>")],
     Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
 ]
 ReadableParts = Annotated[list[ReadablePart], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
-OutputParts = Annotated[list[OutputPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
+AnyOutputPart = Annotated[
+    Annotated[OutputPart, Tag("<text>")] | Annotated[CheckedMedia, Tag("<media>")], Discriminator(kind_of_part)
+]
+OutputParts = Annotated[list[AnyOutputPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
 Output = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[OutputParts, Tag("<parts>")],
     Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
@@ -100,5 +109,12 @@ Output = Annotated[
 
 
 def texts(content: str | Sequence[Part]) -> list[str]:
-    """The pieces of a content."""
+    """The pieces of a content that is text."""
     return [content] if isinstance(content, str) else [part.plain for part in content]
+
+
+def pieces(content: str | Sequence[Part | Media]) -> list[str | Media]:
+    """The pieces of a content: texts and media."""
+    if isinstance(content, str):
+        return [content]
+    return [part if isinstance(part, Media) else part.plain for part in content]

@@ -50,7 +50,7 @@ def response_prompt(
     names: ToolNames,
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. One that is compacted where it is too long
-    may leave no room for a reply; any other one is refused then. Blocking: run it on the pool.
+    may leave no room for a reply; any other one is refused then. Blocking: run it on the pool. Raises a 400.
     """
     instructions, new = fold_front(body, tokens, new)
     led = with_instructions(instructions, past)

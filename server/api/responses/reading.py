@@ -61,5 +61,5 @@ async def read_conversation(
         return response_prompt(body, tokens, facts, record, new, names)
 
     whole = [*with_instructions(instructions, branch.past).messages, *messages]
-    rendering = rendering_change_of(body, tokens, names, whole).applied_over(rendering_in_force(whole))
+    rendering = rendering_change_of(body, tokens, names, whole).apply_over(rendering_in_force(whole))
     return ReadInput(items, messages, Conversation(whole, rendering, prompt_of), names)

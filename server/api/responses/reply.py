@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from scheduler.protocol import Delta, FinishReason
 from server.api.responses import events as events
 from server.api.responses.client_tools import ToolNames
-from server.api.responses.event_recording import EventRecording, read_recording
 from server.api.responses.gathering import key_of
 from server.api.responses.objects import (
     IncompleteDetails,
@@ -29,6 +28,7 @@ from server.api.responses.output import OutputItems
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
+from server.http.event_recording import EventRecording, read_recording
 from server.log.logged_message import LoggedMessage
 from server.log.response_rows import StoredResponse, TurnExtras
 from server.schemas import objects
@@ -166,7 +166,7 @@ class ResponseReply(Reply):
         return self._response
 
     def message(self, partial_reply: PartialReply) -> LoggedMessage:
-        return replace(partial_reply.message(), items=self._output.entries)
+        return replace(partial_reply.message(), items=tuple(self._output.entries))
 
     def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         last = self._end(partial_reply, usage, cache)

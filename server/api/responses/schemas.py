@@ -25,7 +25,7 @@ from server.schemas.messages import Id
 from server.schemas.metadata import Metadata
 from server.schemas.query import Query
 from server.schemas.requests import TurnRequest
-from server.schemas.strict import Strict, missing, wrong
+from server.schemas.strict import Strict, missing_field_error, wrong
 from server.schemas.tools import (
     MAX_DESCRIPTION,
     AllowedChoice,
@@ -69,7 +69,7 @@ class ResponseTextFormat(Strict):
         """A schema has a name, and nothing else has what belongs to one."""
         if self.type == "json_schema":
             if self.name is None or self.schema_ is None:
-                raise missing("schema" if self.schema_ is None else "name")
+                raise missing_field_error("schema" if self.schema_ is None else "name")
         elif (extra := self.model_fields_set - {"type"}) != set():
             raise wrong(min(extra).rstrip("_"), "is only allowed with json_schema")
         return self
@@ -184,7 +184,7 @@ class InputRequest(TurnRequest):
         if self.conversation is not None and self.previous_response_id is not None:
             raise wrong("previous_response_id", "and conversation cannot be used together")
         if self.input is None and self.conversation is None and self.previous_response_id is None:
-            raise missing("input")
+            raise missing_field_error("input")
         return self
 
     @property
@@ -349,7 +349,7 @@ class RetrieveResponse(Including):
 
 
 def without_trigger(items: Items) -> Items:
-    """Items that are kept: a trigger is a request."""
+    """Items that are kept: a trigger is a request. Raises ValueError for one."""
     if any(isinstance(item, CompactionTrigger) for item in items):
         raise ValueError("cannot have a compaction_trigger: it asks for a response")
     return items

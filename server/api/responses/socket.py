@@ -18,20 +18,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
 from server.api.responses.branches import ResponseBranch, branch_of, new_chain
+from server.api.responses.preparation import prepare_response
 from server.api.responses.reply import ResponseReply
-from server.api.responses.routes import prepare_response
 from server.api.responses.routes import router as over_http
 from server.api.responses.socket_memory import SocketMemory
 from server.api.responses.socket_reply import SocketReply, encode_error
-from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent, only_system, with_user_message
-from server.chat.tokenizer import TemplateRefused
+from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent, lacks_user, with_user_message
 from server.errors import ApiError, ClientLeft, bad_request
 from server.http.body import INLINE_BYTES, is_turn_route, log_ignored
 from server.http.error_responses import as_api_error
+from server.http.media_admission import add_media, admit_media, media_of
+from server.lines.announcement import announce_line
+from server.models.registry import registry_of
 from server.schemas import strict
 from server.schemas.adaptations import begin_adaptations
 from server.schemas.json_body import parse
-from server.schemas.strict import Strict, validated
+from server.schemas.strict import Strict, validate
 from server.telemetry import log_context
 from server.turns.choices import Choices
 from server.turns.context import context_of
@@ -79,6 +81,7 @@ class ResponseSocket:
     async def serve(self) -> None:
         """Serve until the client leaves, or until the connection is too old and nothing runs on it."""
         await self._socket.accept()
+        await announce_line(self._socket)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIFETIME):
@@ -109,15 +112,15 @@ class ResponseSocket:
                 case "response.create":
                     self._queue(value, lane)
                 case "response.cancel":
-                    self._cancel(self._validated(CancelEvent, value))
+                    self._cancel(self._validate(CancelEvent, value))
                 case "response.steer":
-                    await self._send(steering_failed(value))
+                    await self._send(refuse_steering(value))
                 case _:
                     raise bad_request("type must be response.create or response.cancel.", "type", "invalid_value")
         except (ApiError, ValueError, TypeError) as error:
             await self._refuse(as_api_error(error), lane)
         except Exception as error:
-            await self._refuse(self._told(error), lane)
+            await self._refuse(self._client_error(error), lane)
 
     def _queue(self, value: dict[str, Any], id: str | None) -> None:
         """Queue a request on its lane. Raises a 429 for too many."""
@@ -141,10 +144,10 @@ class ResponseSocket:
             raise bad_request(message, "response_id", "response_not_found")
         choices.stop()
 
-    def _validated(self, model: type[Strict], value: Mapping[str, Any]) -> Any:
+    def _validate(self, model: type[Strict], value: Mapping[str, Any]) -> Any:
         strict.ignore_unknown(self._socket.app.state.ignore_unknown)
         begin_adaptations()
-        return validated(model, value)
+        return validate(model, value)
 
     # --- what runs --------------------------------------------------------------------------------------------
 
@@ -165,20 +168,22 @@ class ResponseSocket:
         status = 0
         try:
             kept = {"store": False} if value.get("generate") is False else {}  # there is no reply to store
-            body = self._validated(CreateEvent, {**value, **kept, "stream": True})
+            await admit_media(request, value)
+            body = self._validate(CreateEvent, {**value, **kept, "stream": True})
             log_ignored()
-            status = await self._respond(body, request)
+            async with registry_of(request).using(request, body.model, tasks=("generate",)):
+                status = await self._respond(body, request)
         except (ClientLeft, WebSocketDisconnect):
             raise
         except Exception as error:
-            told = self._told(error)
+            told = self._client_error(error)
             status = told.status_code
             await self._refuse(told, lane)
         finally:
             if status >= 400 and isinstance(previous := value.get("previous_response_id"), str):
                 self._memory.drop(previous, lane)
-            context_of(request).metrics.answered(request.scope["route"].path, status)
-            log_context.answered(request.scope, request.scope["route"].path, status)
+            context_of(request).metrics.count_answer(request.scope["route"].path, status)
+            log_context.log_access(request.scope, request.scope["route"].path, status)
 
     async def _respond(self, body: CreateEvent, request: Request) -> int:
         """Send the events of one response. Returns the status that it would have had over HTTP."""
@@ -199,48 +204,52 @@ class ResponseSocket:
             except (ClientLeft, WebSocketDisconnect):
                 raise
             except Exception as error:
-                told = self._told(error)
+                told = self._client_error(error)
                 await self._send(reply.encode_event(reply.write_failure(told)[1]))
                 return told.status_code
-            self._keep(body, runner, choices, reply.head.id, added)
+            self._keep(body, runner, choices, reply.head.id, added, media_of(request))
         return 200
 
     async def _prepare(
         self, body: CreateEvent, request: Request, branch: ResponseBranch, claim: ExitStack
     ) -> tuple[TurnRunner, ResponseReply, int]:
-        """The turn of a request, the reply that it writes, and how many messages were added to its prompt: templates
-        may refuse a prompt without a user's message, which is what clients have read before the first message comes.
+        """The turn of a request, the reply that it writes, and how many messages were added to its prompt: a template
+        may demand a user's message, and a prompt that is only read may come before there is one.
         """
         write = partial(SocketReply, lane=body.stream_id, warms=not body.generate)
-        longer = None if body.generate else with_user_message(body)
-        alone = branch.past is None and only_system(body) and not context_of(request).tokens.dialect.places.only
-        if longer is None or not alone:  # else a system message would be rendered as a user's
-            try:
-                _, runner, reply = await prepare_response(request, body, branch, None, claim, write)
-                return runner, reply, 0
-            except TemplateRefused:
-                if longer is None:
-                    raise
-        _, runner, reply = await prepare_response(request, longer, branch, None, claim, write)
-        return runner, reply, 1
+        past = [] if branch.past is None else branch.past.messages
+        added = not body.generate and not context_of(request).tokens.dialect.places.only and lacks_user(body, past)
+        asked = with_user_message(body) if added else body
+        _, runner, reply = await prepare_response(request, asked, branch, None, claim, write)
+        return runner, reply, int(added)
 
     async def _branch(self, body: CreateEvent, request: Request, claim: ExitStack) -> ResponseBranch:
         """The branch of a request, which may follow a response that only this connection knows."""
         context, tenant = context_of(request), request.state.tenant
         known = None if body.previous_response_id is None else self._memory.find(body.previous_response_id)
+        if known is not None and body.previous_response_id is not None:
+            add_media(request, self._memory.media(body.previous_response_id))
         if known is None:
             return await branch_of(context, tenant, body, body.store, None, claim)
         return ResponseBranch(await new_chain(context, tenant, None, claim) if body.store else None, known)
 
-    def _keep(self, body: CreateEvent, runner: TurnRunner, choices: Choices, id: str, added: int) -> None:
+    def _keep(
+        self,
+        body: CreateEvent,
+        runner: TurnRunner,
+        choices: Choices,
+        id: str,
+        added: int,
+        media: Mapping[str, bytes],
+    ) -> None:
         """Keep what a later request of this connection may continue, unless the log has it; but not the ``added``
         messages at the end of the prompt.
         """
         turn = runner.new_turn(choices)
         if not body.generate:
-            self._memory.keep_prompt(id, turn.messages[: -1 - added], turn.fingerprint, body.stream_id)
+            self._memory.keep_prompt(id, turn.messages[: -1 - added], turn.fingerprint, body.stream_id, media)
         elif not body.store:
-            self._memory.keep(id, turn, body.stream_id)
+            self._memory.keep(id, turn, body.stream_id, media)
 
     # --- what is sent -----------------------------------------------------------------------------------------
 
@@ -254,7 +263,7 @@ class ResponseSocket:
     async def _refuse(self, error: ApiError, lane: str | None) -> None:
         await self._send(encode_error(error, lane))
 
-    def _told(self, error: Exception) -> ApiError:
+    def _client_error(self, error: Exception) -> ApiError:
         """An exception as the client sees it; what nobody expected is logged."""
         told = as_api_error(error)
         if told.status_code == 500:
@@ -288,7 +297,7 @@ def lane_of(value: Mapping[str, Any]) -> str | None:
     raise bad_request(message, "stream_id", "invalid_stream_id")
 
 
-def steering_failed(value: Mapping[str, Any]) -> bytes:
+def refuse_steering(value: Mapping[str, Any]) -> bytes:
     """The answer to ``response.steer``: input is taken between responses, not within one."""
     info = {
         "code": "steering_not_supported",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from server.api.responses.call_schemas import InputAddedTools
 from server.api.responses.item_schemas import InputMessage
 from server.api.responses.schemas import ResponseRequest
 from server.chat.system_places import SYSTEM_ROLES
+from server.log.logged_message import LoggedMessage
 from server.schemas.messages import Id
 from server.schemas.strict import Strict, wrong
 
@@ -37,19 +40,21 @@ class CreateEvent(ResponseRequest):
         return super().token_limit if self.generate else 0
 
 
-def with_user_message(body: CreateEvent) -> CreateEvent | None:
-    """The same prompt with a short message of a user behind it; None if the input is a text, which is one."""
-    if isinstance(body.input, str):
-        return None
-    last = InputMessage(role="user", content=".")
-    return body.model_copy(update={"input": [*(body.input or []), last]})
-
-
-def only_system(body: CreateEvent) -> bool:
-    """Whether the input is system messages and nothing else."""
-    return not isinstance(body.input, str) and all(
-        isinstance(item, InputMessage) and item.role in SYSTEM_ROLES for item in body.input or ()
+def lacks_user(body: CreateEvent, past: Iterable[LoggedMessage]) -> bool:
+    """Whether the prompt has system messages and tools and nothing else."""
+    return (
+        not isinstance(body.input, str)
+        and all(
+            isinstance(item, InputAddedTools) or (isinstance(item, InputMessage) and item.role in SYSTEM_ROLES)
+            for item in body.input or ()
+        )
+        and all(message.role in SYSTEM_ROLES for message in past)
     )
+
+
+def with_user_message(body: CreateEvent) -> CreateEvent:
+    """The same prompt with a short message of a user behind it; the input is not a text."""
+    return body.model_copy(update={"input": [*(body.input or []), InputMessage(role="user", content=".")]})
 
 
 class CancelEvent(Strict):

@@ -110,7 +110,7 @@ class GrammarInput(Strict):
     definition: Annotated[str, Field(max_length=MAX_GRAMMAR)]
 
 
-class CustomTool(OwnTool):
+class CustomTextTool(OwnTool):
     """A tool that takes text: for the model, a function with one argument, ``input``."""
 
     type: Literal["custom"]
@@ -135,7 +135,7 @@ class NamespaceTool(Strict):
     name: FunctionName
     description: Description = ""
     tools_: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], Field(max_length=MAX_TOOLS)
+        list[Annotated[FunctionTool | CustomTextTool, Field(discriminator="type")]], Field(max_length=MAX_TOOLS)
     ] = Field(alias="tools")
 
     def tools(self) -> Iterator[ClientTool]:
@@ -218,7 +218,7 @@ def kind_of_tool(value: object) -> str:
 
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
-    | Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[CustomTextTool, Tag("<custom>")]
     | Annotated[NamespaceTool, Tag("<namespace>")]
     | Annotated[SearchTool, Tag("<tool_search>")]
     | Annotated[LocalShellTool, Tag("<local_shell>")]
@@ -249,7 +249,7 @@ def note_tools(tools: Iterable[ResponseTool]) -> None:
             note_tools(tool.tools_)
         elif (type := left_out(tool)) is not None:
             adapt("tool_left_out", type)
-        elif isinstance(tool, CustomTool) and isinstance(tool.format, GrammarInput):
+        elif isinstance(tool, CustomTextTool) and isinstance(tool.format, GrammarInput):
             adapt("grammar_described", "custom")
 
 

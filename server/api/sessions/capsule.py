@@ -4,6 +4,7 @@ It is a ZIP archive that any tool opens: nothing compressed, members in one orde
 
     capsule.json    who the session is, and the size and SHA-256 of every other member
     turns.json      its log
+    media/...       the bytes of its pictures and sounds, by their digest; absent where there are none
     kv/000000.kv    its cache, as the engine wrote it; absent where there is none
     ...
 
@@ -25,10 +26,12 @@ import msgspec
 
 from server.errors import ApiError, bad_request
 from server.log.portable import PortableLog
+from server.media.limits import MAX_BYTES
 
 T = TypeVar("T")
 
 FORMAT = 1
+FORMAT_WITH_MEDIA = 2
 MEDIA_TYPE = "application/zip"
 FACTS = "capsule.json"
 TURNS = "turns.json"
@@ -163,22 +166,33 @@ class Capsule:
 
 
 def pack(
-    *, model: str, version: str, session: SessionFacts, log: PortableLog, kv: Path | None, kv_tokens: int
+    *,
+    model: str,
+    version: str,
+    session: SessionFacts,
+    log: PortableLog,
+    kv: Path | None,
+    kv_tokens: int,
+    media: Path | None = None,
 ) -> Capsule:
-    """The capsule of a session whose cache is the files in the folder ``kv``, if there is one.
+    """The capsule of a session whose cache is the files in the folder ``kv``, if there is one, and whose media are the
+    files in the folder ``media``.
 
     Blocking: reads every file once, for its checksums. Raises OSError.
     """
     turns = msgspec.json.encode(log)
     members = [Member(TURNS, len(turns), zlib.crc32(turns), turns)]
     listed = [MemberFacts(TURNS, len(turns), hashlib.sha256(turns).hexdigest())]
-    for path in sorted(kv.iterdir()) if kv is not None else ():
+    files = [(f"media/{path.name}", path) for path in sorted(media.iterdir())] if media is not None else []
+    format = FORMAT_WITH_MEDIA if files else FORMAT
+    for number, path in enumerate(sorted(kv.iterdir()) if kv is not None else ()):
+        files.append((f"kv/{number:06}.kv", path))
+    for name, path in files:
         size, crc, sha256 = checksums(path)
-        name = f"kv/{len(members) - 1:06}.kv"
         members.append(Member(name, size, crc, path))
         listed.append(MemberFacts(name, size, sha256))
     facts = CapsuleFacts(
-        FORMAT, version, model, log.fingerprint, session, len(log.turns), len(log.tokens), kv_tokens, listed
+        format, version, model, log.fingerprint, session, len(log.turns), len(log.tokens), kv_tokens, listed
     )
     first = msgspec.json.encode(facts)
     return Capsule([Member(FACTS, len(first), zlib.crc32(first), first), *members])
@@ -199,12 +213,14 @@ def checksums(path: Path) -> tuple[int, int, str]:
 
 
 def unpack(path: Path, folder: Path) -> tuple[CapsuleFacts, PortableLog]:
-    """What a capsule says and the log in it; its cache is put into the new ``folder`` as 000000.kv, 000001.kv...
+    """What a capsule says and the log in it; its cache is put into the new ``folder`` as 000000.kv, 000001.kv..., and
+    its media into the new folder ``media`` beside it, by their digest.
 
     Blocking. Raises a 400 (invalid_capsule) for anything that ``Capsule`` would not have written, before more is
     read or allocated than the file really holds, and OSError.
     """
     folder.mkdir(mode=0o700)
+    (folder.parent / "media").mkdir(mode=0o700)
     with path.open("rb") as file:
         return CapsuleReader(file, path.stat().st_size).read(folder)
 
@@ -220,14 +236,22 @@ class CapsuleReader:
     def read(self, folder: Path) -> tuple[CapsuleFacts, PortableLog]:
         """See ``unpack``."""
         facts = self._json(CapsuleFacts, self._member(FACTS, MAX_FACTS))
-        if facts.format != FORMAT:
-            raise doubtful(f"has format {facts.format}, and this server reads format {FORMAT}")
+        if facts.format not in (FORMAT, FORMAT_WITH_MEDIA):
+            raise doubtful(f"has format {facts.format}, and this server reads formats {FORMAT} and {FORMAT_WITH_MEDIA}")
         if not 1 <= len(facts.members) < MAX_MEMBERS:
             raise doubtful("does not have the files of a capsule")
         log = self._json(PortableLog, self._member(TURNS, MAX_TURNS), facts.members[0])
         if (log.fingerprint, len(log.turns)) != (facts.fingerprint, facts.turns):
             raise doubtful("does not match its log")
-        for number, told in enumerate(facts.members[1:]):
+        digests = sorted(log.digests)
+        if bool(digests) != (facts.format == FORMAT_WITH_MEDIA) or len(facts.members) <= len(digests):
+            raise doubtful("does not have the files of a capsule")
+        for digest, told in zip(digests, facts.members[1:], strict=False):
+            member = self._member(f"media/{digest}", MAX_BYTES)
+            self._copy(member, told, folder.parent / "media" / digest)
+            if told.sha256 != digest:
+                raise doubtful("is damaged")
+        for number, told in enumerate(facts.members[1 + len(digests) :]):
             member = self._member(f"kv/{number:06}.kv", self._left)
             self._copy(member, told, folder / f"{number:06}.kv")
         rest = directory(self._members)
@@ -284,7 +308,7 @@ def write_all(file: Any, data: bytes) -> None:
 
 
 def check(member: Member, told: MemberFacts | None, crc: int, sha256: str) -> None:
-    """Compare a member's bytes with what the archive and capsule.json say of them."""
+    """Compare a member's bytes with what the archive and capsule.json say. Raises a 400 for damage."""
     said = None if told is None else (told.name, told.size, told.sha256)
     if crc != member.crc or said not in (None, (member.name, member.size, sha256)):
         raise doubtful("is damaged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from cache.media_ids import MEDIA
 from scheduler.model_facts import ModelFacts
 from server import __version__
 from server.api.sessions.capsule import MEDIA_TYPE, Capsule, CapsuleFacts, SessionFacts, doubtful, pack, unpack
@@ -23,9 +25,13 @@ from server.engine.engine import EngineDied, EngineUnavailable
 from server.errors import ApiError
 from server.http.json_response import json_response
 from server.http.sse import while_connected
+from server.log.database import SessionDamaged
 from server.log.identity import Session
 from server.log.portable import InvalidLog, PortableLog
 from server.log.timeline import SessionSummary, UnknownSession
+from server.media.limits import MediaRefused
+from server.media.media import place
+from server.media.media_reader import MediaReader
 from server.turns.context import ServerContext, context_of
 
 router = APIRouter()  # bodies are capsules here, not JSON
@@ -59,9 +65,30 @@ async def pack_session(context: ServerContext, session: Session, folder: Path, w
         if exported.files:
             files, kv_tokens = folder / "kv", exported.tokens
     facts = SessionFacts(session.name, summary.metadata, summary.ttl)
+    media = await export_media(context, session, log, folder / "media")
     return await run_in_threadpool(
-        pack, model=context.served_name, version=__version__, session=facts, log=log, kv=files, kv_tokens=kv_tokens
+        pack,
+        model=context.served_name,
+        version=__version__,
+        session=facts,
+        log=log,
+        kv=files,
+        kv_tokens=kv_tokens,
+        media=media,
     )
+
+
+async def export_media(context: ServerContext, session: Session, log: PortableLog, folder: Path) -> Path | None:
+    """The media of a session in a new folder, one file each; None if it has none. Raises LogDamaged for lost ones."""
+    if not log.digests:
+        return None
+    folder.mkdir(mode=0o700)
+    for digest in log.digests:
+        data = await context.log.media.get(session.tenant, digest)
+        if data is None:
+            raise SessionDamaged("a picture of the session is lost")
+        await run_in_threadpool((folder / digest).write_bytes, data)
+    return folder
 
 
 @router.post("/v1/sessions/import", status_code=201)
@@ -76,10 +103,12 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
     async with transfers.room() as folder:
         await transfers.receive(request, folder / "capsule")
         told, log = await run_in_threadpool(open_capsule, folder, facts, context.fingerprint)
+        media = FolderMedia(folder / "media")
+        await check_media(request.app.state.media_reader, log, media)
         name = told.session.id if query.id is None else query.id
         session = Session(request.state.tenant, name, stateful=True)
         async with context.log.holding(session.tenant, session.name):
-            summary = await restore_log(context, session, told, log)
+            summary = await restore_log(context, session, told, log, media)
             kv_tokens, reason = await import_kv(context, session, told, folder / "kv")
             made = await live_session_object(context, session, summary)
     report = ImportReport(summary.turns, summary.tokens, kv_tokens, reason)
@@ -100,17 +129,52 @@ def open_capsule(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[Cap
         ids = log.tokens
     except InvalidLog:
         raise doubtful("has no valid log") from None
-    if log.fingerprint == fingerprint and ids and max(ids) >= facts.vocab_size:
+    texts = (token for token in ids if token < MEDIA or facts.pictures is None)
+    if log.fingerprint == fingerprint and max(texts, default=0) >= facts.vocab_size:
         raise doubtful("has a token id that its model does not have")
     return told, log
 
 
-async def restore_log(context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
+class FolderMedia(Mapping[str, bytes]):
+    """The media of an unpacked capsule, read when they are asked for: together they may be large."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, digest: str) -> bytes:
+        try:
+            return (self._folder / digest).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(path.name for path in self._folder.iterdir()))
+
+    def __len__(self) -> int:
+        return len([*self])
+
+
+async def check_media(reader: MediaReader, log: PortableLog, media: FolderMedia) -> None:
+    """Check that the media of a capsule are sound, and what its messages say of them. Raises a 400."""
+    told = {one.digest: one for one in log.media}
+    for digest in media:
+        data = await run_in_threadpool(media.__getitem__, digest)
+        try:
+            found = await reader.check(told[digest].kind, data)
+        except MediaRefused as error:
+            raise doubtful(f"has a picture or sound that {error.problem}") from None
+        if any(place(found, one.at) != one for one in log.media if one.digest == digest):
+            raise doubtful("has messages that do not match its pictures")
+
+
+async def restore_log(
+    context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog, media: FolderMedia
+) -> SessionSummary:
     """Create the session in the log. Raises SessionExists."""
     facts = told.session
     try:
         return await context.log.restore(
-            session.tenant, session.name, log, metadata=facts.metadata, ttl=facts.ttl_seconds
+            session.tenant, session.name, log, metadata=facts.metadata, ttl=facts.ttl_seconds, media=media
         )
     except InvalidLog:
         raise doubtful("has no valid log") from None
@@ -122,7 +186,7 @@ async def import_kv(
     """Import the KV into the engine. Returns how many tokens it took, and why not all. Without KV, the next turn
     computes it.
     """
-    if len(told.members) == 1:
+    if not any(member.name.startswith("kv/") for member in told.members):
         return 0, "no_kv" if told.tokens else None
     if told.fingerprint != context.fingerprint:
         return 0, "fingerprint"

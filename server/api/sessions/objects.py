@@ -16,11 +16,14 @@ from server.engine.engine import EngineDied, EngineUnavailable
 from server.log.database import SessionDamaged
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
+from server.log.search_index import Hit
 from server.log.timeline import SessionRecord, SessionSummary
+from server.media.media import Media, without_media
 from server.schemas.items import bare
 from server.schemas.objects import CacheReceipt
 from server.turns.context import ServerContext
-from server.turns.side_calls import LINE
+from server.turns.running_turns import RunningTurn
+from server.turns.side_call_counts import LINE
 
 PREVIEW = 120  # characters
 INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
@@ -42,10 +45,21 @@ class ImportReport(msgspec.Struct, frozen=True):
     reason: str | None
 
 
+class SearchHit(msgspec.Struct, frozen=True):
+    """Where a search has found a session: in message number ``message``, null for its title, around ``match``."""
+
+    message: int | None
+    role: str
+    before: str
+    match: str
+    after: str
+
+
 class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="session"):
     """A session. ``turns`` and ``messages`` are counts. ``kv`` has the tiers that hold something of it, null while no
     engine is ready; lists carry neither that nor ``running``. A ``line`` is kept for a client that has not asked for a
-    session; ``side_calls`` are those beside its conversation since the server's start."""
+    session; ``side_calls`` are those beside its conversation since the server's start. ``title`` is that of its
+    metadata, or else the beginning of its first user's message. ``hits``: of a search."""
 
     id: str
     created_at: int
@@ -65,13 +79,15 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     imported: ImportReport | UnsetType = UNSET
     kind: Literal["session", "line"] = "session"
     side_calls: int | UnsetType = UNSET
+    title: str = ""
+    hits: list[SearchHit] | UnsetType = UNSET
 
 
 class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
     """A turn. ``id`` is the same in a session and its forks as long as they agree up to its end. ``prompt_tokens`` is
     the whole timeline before its reply, of which ``cached_tokens`` were reused. ``cache`` is the receipt that came with
-    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message, and
-    ``reply_preview`` that of the reply, "" where it has no words."""
+    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message, with its
+    ``media`` in brackets, and ``reply_preview`` that of the reply, "" where it has no words."""
 
     id: str
     number: int
@@ -83,11 +99,13 @@ class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.t
     cache: CacheReceipt | None
     preview: str
     reply_preview: str
+    media: list[Media] | UnsetType = UNSET
 
 
 class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
     """A message. ``turn`` is the one that brought it; null while no turn has answered it. ``tools`` are those that hold
-    from this message on, ``template`` what the chat template is told besides."""
+    from this message on, ``template`` what the chat template is told besides. ``media`` stand in the content, each
+    behind so many characters (``at``); `/v1/media/{digest}` has the bytes."""
 
     index: int
     role: str
@@ -99,6 +117,23 @@ class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     tool_call_id: str | UnsetType = UNSET
     tools: list[dict[str, Any]] | UnsetType = UNSET
     template: dict[str, Any] | UnsetType = UNSET
+    media: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class RunningTurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.running_turn"):
+    """A turn that runs in the background. ``messages`` are those that it adds before its reply; the reply will be
+    message ``first_message`` plus their number."""
+
+    session_id: str
+    created_at: int
+    first_message: int
+    messages: list[MessageObject]
+
+
+class RunningTurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """The running turn of a session, if there is one."""
+
+    data: list[RunningTurnObject]
 
 
 class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
@@ -108,6 +143,19 @@ class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class MetadataKey(msgspec.Struct, frozen=True, tag_field="object", tag="session.metadata_key"):
+    """A key of sessions' metadata, and how many sessions have it."""
+
+    key: str
+    sessions: int
+
+
+class MetadataKeyList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """Keys of metadata, in order."""
+
+    data: list[MetadataKey]
 
 
 class TurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
@@ -168,10 +216,17 @@ def session_object(context: ServerContext, tenant: str, summary: SessionSummary)
         pinned_until=summary.pinned_until,
         parent=None if summary.parent is None else Parent(*summary.parent),
         fingerprint=summary.fingerprint,
-        model_matches=facts is not None and summary.fingerprint in ("", context.fingerprint),
+        model_matches=facts is not None and summary.fingerprint in ("", context.fingerprint, *context.by_fingerprint()),
         kind="line" if is_line else "session",
         side_calls=context.side_calls.beside(tenant, summary.id) if is_line else UNSET,
+        title=summary.title,
     )
+
+
+def found_object(context: ServerContext, tenant: str, summary: SessionSummary, hits: Sequence[Hit]) -> SessionObject:
+    """A session as searches show it."""
+    made = [SearchHit(hit.message, hit.role, hit.before, hit.match, hit.after) for hit in hits]
+    return msgspec.structs.replace(session_object(context, tenant, summary), hits=made)
 
 
 async def live_session_object(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
@@ -209,6 +264,7 @@ def turn_objects(record: SessionRecord) -> list[TurnObject]:
                 None if turn.receipt is None else msgspec.json.decode(turn.receipt, type=CacheReceipt),
                 preview(said, "user"),
                 preview(said, "assistant"),
+                last_media(said) or UNSET,
             )
         )
         tokens, messages = turn.tokens, turn.messages
@@ -217,8 +273,14 @@ def turn_objects(record: SessionRecord) -> list[TurnObject]:
 
 def preview(messages: Sequence[LoggedMessage], role: str) -> str:
     """The beginning of what this role said last; "" if it said nothing."""
-    said = next((message.content for message in reversed(messages) if message.role == role), None)
-    return (said or "")[:PREVIEW]
+    said = next((message for message in reversed(messages) if message.role == role), None)
+    return "" if said is None else without_media(said.content, said.media)[:PREVIEW]
+
+
+def last_media(messages: Sequence[LoggedMessage]) -> list[Media]:
+    """The media that a user showed last."""
+    media = next((message.media for message in reversed(messages) if message.role == "user"), ())
+    return [Media(one.kind, one.digest, one.format, one.width, one.height) for one in media]
 
 
 async def session_branch(context: ServerContext, tenant: str, summary: SessionSummary) -> SessionBranch | None:
@@ -235,6 +297,17 @@ async def session_branch(context: ServerContext, tenant: str, summary: SessionSu
     )
 
 
+def running_turn_object(session: str, turn: RunningTurn) -> RunningTurnObject:
+    """A running turn with its messages."""
+    said = [message_object(turn.first + index, None, message) for index, message in enumerate(turn.messages)]
+    return RunningTurnObject(session, turn.created, turn.first, said)
+
+
+def message_object(index: int, turn: int | None, message: LoggedMessage) -> MessageObject:
+    """One message, number ``index`` of its session."""
+    return MessageObject(index=index, turn=turn, **msgspec.to_builtins(bare(message)))
+
+
 def message_objects(record: SessionRecord) -> list[MessageObject]:
     """All messages, each with the turn that brought it."""
     made = []
@@ -243,7 +316,5 @@ def message_objects(record: SessionRecord) -> list[MessageObject]:
     for index, message in enumerate(record.messages):
         while turn is not None and turn.messages <= index:
             turn = next(turns, None)
-        made.append(
-            MessageObject(index=index, turn=turn.number if turn else None, **msgspec.to_builtins(bare(message)))
-        )
+        made.append(message_object(index, turn.number if turn else None, message))
     return made

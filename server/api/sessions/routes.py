@@ -29,7 +29,9 @@ from server.api.sessions.schemas import (
     EditMessage,
     ForkSession,
     ListSessions,
+    MetadataKeys,
     RewindSession,
+    RunningTurnQuery,
     UpdateSession,
 )
 from server.chat.cutting import cut_reply
@@ -37,14 +39,16 @@ from server.chat.prompts import check_bytes, regeneration_prompt
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
+from server.http.media_admission import media_of
 from server.log.claims import SessionBusy
-from server.log.identity import Session, named_session
+from server.log.identity import Session, stated_session
 from server.log.listing import SessionFilter
+from server.log.search_index import words_of
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
 from server.schemas.field_types import INT32
 from server.schemas.messages import check_calls
 from server.schemas.requests import ReplyRequest
-from server.turns.context import ServerContext, context_of
+from server.turns.context import ServerContext, context_of, headers_of
 from server.turns.pending_turn import open_turn
 
 router = APIRouter(route_class=JsonRoute)
@@ -54,7 +58,7 @@ NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
 
 def session_of_path(request: Request, session_id: str) -> Session:
     """The session of the path. Raises a 400 for an invalid id."""
-    session = named_session(request, None, session_id)
+    session = stated_session(request, None, session_id)
     assert session is not None
     return session
 
@@ -102,6 +106,7 @@ async def create_session(body: CreateSession, request: Request) -> Response:
             metadata=body.metadata,
             ttl=body.ttl_seconds,
             pinned_until=until,
+            media=media_of(request),
         )
         if until is not None:
             context.engine.pin(session.tenant, session.name, until)
@@ -115,19 +120,37 @@ def pinned_until(seconds: int) -> int | None:
 
 @router.get("/v1/sessions")
 async def list_sessions(query: Annotated[ListSessions, Query()], request: Request) -> Response:
-    """List the tenant's sessions."""
+    """List the tenant's sessions, or with `query` those whose messages or titles have its words, with `hits`."""
     context = context_of(request)
     try:
-        chosen = SessionFilter(query.metadata or {}, query.prefix, query.used_after, query.used_before)
+        chosen = SessionFilter(
+            query.metadata or {},
+            query.prefix,
+            query.used_after,
+            query.used_before,
+            query.fingerprint,
+            words_of(query.query or ""),
+        )
         descending = query.order == "desc"
         page = await context.log.page(
             request.state.tenant, chosen, limit=query.limit, after=query.after, descending=descending
         )
     except UnknownSession:
         raise ApiError(404, "There is no session with this id.", param="after", code="session_not_found") from None
-    data = [session_object(context, request.state.tenant, item) for item in page.items]
+    tenant = request.state.tenant
+    if page.hits is None:
+        data = [session_object(context, tenant, item) for item in page.items]
+    else:
+        data = [objects.found_object(context, tenant, item, page.hits[item.id]) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return json_response(objects.SessionList(data, first, last, page.has_more))
+
+
+@router.get("/v1/metadata_keys")
+async def list_metadata_keys(query: Annotated[MetadataKeys, Query()], request: Request) -> Response:
+    """List the keys that the metadata of the tenant's sessions has, at most 1000."""
+    found = await context_of(request).log.metadata_keys(request.state.tenant, query.prefix)
+    return json_response(objects.MetadataKeyList([objects.MetadataKey(key, count) for key, count in found]))
 
 
 @router.get("/v1/sessions/{session_id}")
@@ -164,6 +187,20 @@ async def list_messages(session_id: str, request: Request) -> Response:
     """List the messages of the current timeline."""
     record = await require_session(context_of(request), session_of_path(request, session_id))
     return json_response(objects.MessageList(objects.message_objects(record)))
+
+
+@router.get("/v1/sessions/{session_id}/running")
+async def follow_turn(session_id: str, query: Annotated[RunningTurnQuery, Query()], request: Request) -> Response:
+    """Get the turn that runs in the background (`background`), in a list that is empty if there is none; with `stream`
+    the events of its stream from the first one on, also those to come. The session may begin with this turn."""
+    context, session = context_of(request), session_of_path(request, session_id)
+    turn = context.running.get(session.tenant, session.name)
+    if not query.stream:
+        found = [] if turn is None else [objects.running_turn_object(session.name, turn)]
+        return json_response(objects.RunningTurnList(found))
+    if turn is None:
+        raise ApiError(404, "No turn of this session runs in the background here.", code="no_running_turn")
+    return turn.follow(headers_of(session))
 
 
 @router.post("/v1/sessions/{session_id}")
@@ -208,7 +245,8 @@ async def rewind_session(session_id: str, body: RewindSession, request: Request)
         with translate_no_such_place():
             if body.tokens is not None:
                 record = await require_session(context, session)
-                reply = await context.tokens.run(cut_reply, context.tokens, record, body.tokens)
+                tokens = context.tokens_of(record.fingerprint)
+                reply = await tokens.run(cut_reply, tokens, record, body.tokens)
                 expect = record.version
             summary = await context.log.rewind(
                 session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
@@ -220,13 +258,14 @@ async def rewind_session(session_id: str, body: RewindSession, request: Request)
 async def edit_message(
     session_id: str, index: Annotated[int, PathParameter(ge=0, le=INT32)], body: EditMessage, request: Request
 ) -> Response:
-    """Replace the content of a message. Everything after it is dropped."""
+    """Replace the content of a message, text and pictures. Everything after it is dropped."""
     context, session = context_of(request), session_of_path(request, session_id)
+    text, placed = body.plain
     if context.engine.facts is not None:
-        check_bytes([body.text], context.engine.facts, "content")
+        check_bytes([text], context.engine.facts, "content")
     async with context.log.holding(session.tenant, session.name):
         with translate_no_such_place():
-            summary = await context.log.edit(session.tenant, session.name, index, body.text)
+            summary = await context.log.edit(session.tenant, session.name, index, text, placed, media=media_of(request))
         return json_response(await live_session_object(context, session, summary))
 
 
@@ -235,7 +274,7 @@ async def edit_message(
 async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
     """Generate the last reply again, from exactly the same prompt. The old reply stays until the new one is
     committed."""
-    session = named_session(request, body.session_id, session_id)
+    session = stated_session(request, body.session_id, session_id)
     with ExitStack() as claim:
         turn = await open_turn(request, body, session, claim)
         context, record = turn.context, turn.record

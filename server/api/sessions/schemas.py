@@ -8,8 +8,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.log.identity import check_id
+from server.log.search_index import words_of
+from server.media.media import PlacedMedia
 from server.schemas.field_types import INT32
-from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_text
+from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_content
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
 from server.schemas.strict import Strict
@@ -76,13 +78,22 @@ class EditMessage(Strict):
     content: Content
 
     @property
-    def text(self) -> str:
-        """The new content as the log takes it."""
-        return plain_text(self.content)
+    def plain(self) -> tuple[str, list[PlacedMedia]]:
+        """The new content as the log takes it: its text, and the media placed in it."""
+        return plain_content(self.content)
+
+
+def has_words(query: str) -> str:
+    """A query with a word that can be searched for."""
+    if not words_of(query):
+        raise PydanticCustomError("value_error", "has no word to search for")
+    return query
 
 
 class ListSessions(FilteredQuery):
-    """``GET /v1/sessions``: a page of those used last, filtered. Times are Unix seconds; ``after`` is a session id."""
+    """``GET /v1/sessions``: a page of those used last, filtered. Times are Unix seconds; ``after`` is a session id;
+    ``query`` has the beginnings of words that one message, or the title, must all have.
+    """
 
     limit: int = Field(20, ge=1, le=100)
     after: SessionId | None = None
@@ -90,6 +101,20 @@ class ListSessions(FilteredQuery):
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{0,128}$")] | None = None
     used_after: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
     used_before: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
+    fingerprint: Annotated[str, Field(max_length=128)] | None = None
+    query: Annotated[str, Field(max_length=200), AfterValidator(has_words)] | None = None
+
+
+class MetadataKeys(Query):
+    """``GET /v1/metadata_keys``: those that begin with ``prefix``."""
+
+    prefix: Annotated[str, Field(max_length=64)] = ""
+
+
+class RunningTurnQuery(Query):
+    """``GET /v1/sessions/{id}/running``. ``stream``: the events of the turn instead of its description."""
+
+    stream: bool = False
 
 
 class ExportSession(Query):

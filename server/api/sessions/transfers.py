@@ -108,7 +108,7 @@ def discard(folder: Path) -> None:
 
 
 async def read_chunks(request: Request) -> AsyncIterator[bytes]:
-    """A body in pieces of about ``CHUNK`` bytes."""
+    """A body in pieces of about ``CHUNK`` bytes. Raises a 408, or ClientLeft."""
     data = bytearray()
     while True:
         try:

@@ -36,16 +36,16 @@ def bench(config: BenchConfig, terminal: TextIO | None = None) -> int:
     out = terminal or sys.stdout
     try:
         if config.is_url:
-            return asyncio.run(measured(config, config.subject, config.model, pid_of(config), out))
+            return asyncio.run(measure_loads(config, config.subject, config.model, pid_of(config), out))
         tell(f"starting a server of {config.subject}")
         with serving(config) as (url, pid):
-            return asyncio.run(measured(config, url, SERVED, pid, out))
+            return asyncio.run(measure_loads(config, url, SERVED, pid, out))
     except NoAnswer as error:
         print(f"warmturn: {error}", file=sys.stderr)
         return 1
 
 
-async def measured(config: BenchConfig, url: str, model: str | None, pid: int | None, out: TextIO) -> int:
+async def measure_loads(config: BenchConfig, url: str, model: str | None, pid: int | None, out: TextIO) -> int:
     """Run every load, tell of each as it is done; the exit status. Raises NoAnswer."""
     base = url.rstrip("/").removesuffix("/v1") + "/v1/"
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
@@ -104,12 +104,14 @@ def tell(doing: str) -> None:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """The first model that the server names. Raises NoAnswer."""
+    """The first model that the server names. Raises NoAnswer, UsageError."""
     try:
         answer = await http.get("models")
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
+        if error.response.status_code == 401:
+            raise UsageError("--api-key: the server refused this key, or needs one") from None
         raise NoAnswer(f"{url} answers {error.response.status_code} to a request for its models") from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise NoAnswer(f"no server of OpenAI's API answers at {url} ({type(error).__name__})") from None

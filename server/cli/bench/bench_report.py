@@ -104,7 +104,9 @@ def about(what: str, left_out: Sequence[str]) -> str:
     """Machine, versions and date, which every report names."""
     date = datetime.now(UTC).date().isoformat()
     machine = f"{processor()}, {os.cpu_count()} processors, {platform.system()}"
-    packages = ", ".join(f"{name} {of}" for name in ("warmturn", "torch", "transformers") if (of := installed(name)))
+    packages = ", ".join(
+        f"{name} {of}" for name in ("warmturn", "torch", "transformers") if (of := package_version(name))
+    )
     told = f"{date}; {machine}; {packages}; {what}"
     return told + (f"; without {', '.join(left_out)}, which it does not take" if left_out else "")
 
@@ -118,7 +120,7 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def installed(package: str) -> str:
+def package_version(package: str) -> str:
     """The version of a package; empty where it is not there."""
     try:
         return version(package)

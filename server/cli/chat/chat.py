@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import httpx
 from rich.console import Console
 
-from server.cli.chat.conversation import Conversation
+from server.cli.chat.conversation import ChatSession
 from server.cli.chat.line_editor import LineEditor, history_path, keys_between_prompts
 from server.cli.chat.reply_view import MarkdownView, PlainView, ReplyView
 from server.cli.chat.slash_commands import COMMANDS, Quit, Terminal, obey, show_last_turns
@@ -27,7 +27,7 @@ def chat(config: ChatConfig, client: httpx.Client | None = None, typed: Iterable
     with client or httpx.Client(
         base_url=base_url(config.url), headers=key_header(config.api_key), timeout=TIMEOUT
     ) as http:
-        conversation = begun(config, http)
+        conversation = begin_chat(config, http)
         if typed is not None:
             return talk_plainly(conversation, typed)
         if config.message is not None or not sys.stdin.isatty():
@@ -37,18 +37,18 @@ def chat(config: ChatConfig, client: httpx.Client | None = None, typed: Iterable
         return talk(conversation)
 
 
-def begun(config: ChatConfig, http: httpx.Client) -> Conversation:
+def begin_chat(config: ChatConfig, http: httpx.Client) -> ChatSession:
     """The conversation that the configuration asks for. Raises UsageError."""
     first = RemoteServer(http).first_model(config.url)
     facts = first.get("warmturn") or {}
     settings = {} if config.temperature is None else {"temperature": config.temperature}
     model = config.model or str(first["id"])
-    return Conversation(http, model, facts.get("max_context"), config.session, config.system, settings)
+    return ChatSession(http, model, facts.get("max_context"), config.session, config.system, settings)
 
 
-def answer_once(conversation: Conversation, message: str | None) -> int:
+def answer_once(conversation: ChatSession, message: str | None) -> int:
     """Answer the message and what comes through the pipe behind it. The reply alone goes to standard output; notes go
-    to standard error where that is a terminal, and errors always.
+    to standard error where that is a terminal, and errors always. Raises UsageError.
     """
     piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     text = "\n\n".join(part for part in (message, piped.strip("\n")) if part)
@@ -59,14 +59,14 @@ def answer_once(conversation: Conversation, message: str | None) -> int:
     return 1
 
 
-def talk_plainly(conversation: Conversation, typed: Iterable[str]) -> int:
+def talk_plainly(conversation: ChatSession, typed: Iterable[str]) -> int:
     """Answer each line, without colours or editing."""
     view = PlainView(sys.stdout, sys.stdout)
     greet(conversation, view)
     return converse(Terminal(conversation, view, []), (line.strip() for line in typed))
 
 
-def talk(conversation: Conversation) -> int:
+def talk(conversation: ChatSession) -> int:
     """Talk with a person at a terminal."""
     console = Console()
     terminal = Terminal(conversation, MarkdownView(console), [])
@@ -108,12 +108,12 @@ def converse(terminal: Terminal, typed: Iterable[str]) -> int:
     return 0
 
 
-def greet(conversation: Conversation, view: ReplyView) -> None:
+def greet(conversation: ChatSession, view: ReplyView) -> None:
     """The first line."""
     view.note(f"{conversation.model} · session {conversation.session} · Ctrl-C stops a reply, Ctrl-D leaves, /help")
 
 
-def status_line(conversation: Conversation) -> str:
+def status_line(conversation: ChatSession) -> str:
     """Model, session, how full the context is, and what the last turn reused."""
     parts = [conversation.model, conversation.session]
     last = conversation.last

@@ -1,4 +1,4 @@
-"""`Conversation`: what the terminal knows of the session it talks in, and the requests that change it."""
+"""`ChatSession`: what the terminal knows of the session it talks in, and the requests that change it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """A session and the settings of its next turns. ``context`` is the model's, in tokens. ``system`` is sent before
     the next message. ``replaced`` is the turn that the next message takes the place of, with all turns behind it.
     """

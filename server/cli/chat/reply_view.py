@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import SegmentLines
 
-from server.cli.chat.streamed_turn import Piece
+from server.cli.chat.streamed_turn import ReplyPiece
 
 DRAW_SECONDS = 0.08  # between two drawings of the block that is being written
 BLOCKS = MarkdownIt("commonmark").enable("table")
@@ -40,7 +40,7 @@ class ReplyView(Protocol):
 class ShownReply(Protocol):
     """A reply that is being shown."""
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ReplyPiece) -> None:
         """More of it."""
         ...
 
@@ -60,7 +60,7 @@ class PlainView:
         finally:
             self._end_line()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ReplyPiece) -> None:
         if piece.reasoning:
             return
         self._out.write(piece.text)
@@ -115,7 +115,7 @@ class MarkdownReply:
         self._reasoning = False
         self._blocks = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ReplyPiece) -> None:
         text = visible(piece.text)
         if piece.reasoning:
             self._reasoning = True
@@ -135,7 +135,7 @@ class MarkdownReply:
         self._tail = ""
 
     def _draw(self) -> None:
-        done, self._tail = divided(self._tail)
+        done, self._tail = split_last_block(self._tail)
         if done.strip():
             self._end_live()
             self._print(done)
@@ -163,7 +163,7 @@ class MarkdownReply:
         self._reasoning = False
 
 
-def divided(text: str) -> tuple[str, str]:
+def split_last_block(text: str) -> tuple[str, str]:
     """Markdown before its last block, and that block, which may still grow."""
     starts = [token.map[0] for token in BLOCKS.parse(text) if token.level == 0 and token.map and token.nesting >= 0]
     if len(starts) < 2:

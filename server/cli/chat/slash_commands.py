@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.cli.chat.conversation import Conversation, Message
+from server.cli.chat.conversation import ChatSession, Message
 from server.cli.chat.reply_view import ReplyView
 from server.cli.remote_server import RemoteServer, RequestFailed
-from server.cli.sessions_terminal import described, export, listed
+from server.cli.sessions_terminal import describe_session, export, list_answer
 from server.config.usage_error import UsageError
 
 LISTED = 20  # sessions
@@ -30,7 +30,7 @@ class Quit(Exception):
 class Terminal:
     """What commands act on. ``names`` are the sessions of the last list; ``prefilled`` stands in the next input."""
 
-    conversation: Conversation
+    conversation: ChatSession
     view: ReplyView
     names: list[str]
     prefilled: str = ""
@@ -107,7 +107,7 @@ def _list(terminal: Terminal, prefix: str) -> None:
     wanted = {"limit": LISTED, "prefix": prefix or None}
     answer = RemoteServer(terminal.conversation.http).ask("GET", parameters=wanted)
     terminal.names = [session["id"] for session in answer["data"]]
-    lines = list(listed({**answer, "has_more": False}))
+    lines = list(list_answer({**answer, "has_more": False}))
     numbers = [""] * (len(lines) - len(terminal.names)) + [str(i) for i in range(1, len(terminal.names) + 1)]
     terminal.view.note("\n".join(f"{number:>2}  {line}" for number, line in zip(numbers, lines, strict=True)))
 
@@ -218,7 +218,7 @@ def setting_value(text: str) -> Any:
 
 def _stats(terminal: Terminal, _: str) -> None:
     conversation = terminal.conversation
-    lines = list(described(conversation.state()))
+    lines = list(describe_session(conversation.state()))
     if conversation.context is not None:
         lines.append(f"{'context':<13}{conversation.context} tokens")
     if conversation.last is not None:

@@ -24,7 +24,7 @@ class TurnFailed(Exception):
     """The server did not answer this turn; its message is one line for the user."""
 
 
-class Piece(NamedTuple):
+class ReplyPiece(NamedTuple):
     """A piece of a reply: of its reasoning or of its text."""
 
     text: str
@@ -77,7 +77,7 @@ def costs(cache: dict[str, Any]) -> str:
     return ", ".join(items)
 
 
-def stream(http: httpx.Client, path: str, body: dict[str, Any], reply: TurnAnswer) -> Iterator[Piece]:
+def stream(http: httpx.Client, path: str, body: dict[str, Any], reply: TurnAnswer) -> Iterator[ReplyPiece]:
     """The reply, piece by piece; ``reply`` is filled on the way. Raises TurnFailed."""
     try:
         with http.stream("POST", path, json=body) as response:
@@ -93,7 +93,7 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any], reply: TurnAnswe
                         if text := choice["delta"].get(name):
                             reply.last_token = time.monotonic()
                             reply.first_token = reply.first_token or reply.last_token
-                            yield Piece(text, name != "content")
+                            yield ReplyPiece(text, name != "content")
     except httpx.HTTPError as error:
         raise TurnFailed(f"the connection to the server was lost ({type(error).__name__})") from None
 

@@ -80,13 +80,13 @@ def client_settings(client: str, served: ServedModel) -> ClientSettings:
     return ClientSettings(found["title"], files, _fill(found["run"], words, SHELL))
 
 
-def merged(old: Any, new: Any, ours: bool = False) -> Any:
+def merge_settings(old: Any, new: Any, ours: bool = False) -> Any:
     """``old`` with what ``new`` adds: values that are there stay, but for those below a key "warmturn"."""
     if ours or not (isinstance(old, dict) and isinstance(new, dict)):
         return new if ours else old
     added = {key: value for key, value in new.items() if key not in old}
     return {
-        key: merged(value, new[key], key == "warmturn") if key in new else value for key, value in old.items()
+        key: merge_settings(value, new[key], key == "warmturn") if key in new else value for key, value in old.items()
     } | added
 
 

@@ -16,7 +16,7 @@ from server.cli.connect.client_settings import (
     SettingsFile,
     client_names,
     client_settings,
-    merged,
+    merge_settings,
 )
 from server.cli.remote_server import explain
 from server.config.connect_options import ConnectConfig
@@ -79,6 +79,8 @@ def _ask(config: ConnectConfig, client: httpx.Client | None) -> ServedModel:
         found = next((model for model in models if config.model in (None, model["id"])), None)
         if found is None:
             raise UsageError(f"--model: the server has {', '.join(model['id'] for model in models)}")
+        if found["warmturn"] is None:
+            raise UsageError(f"--model: {found['id']} is not loaded: a request for it loads it")
         return ServedModel(base, config.api_key or NO_KEY, found["id"], int(found["warmturn"]["max_context"]))
     except (ValueError, LookupError, TypeError):
         raise UsageError(f"the program at {config.url} does not have this API") from None
@@ -107,7 +109,7 @@ def _merge(file: SettingsFile, old: str) -> str:
         there = None
     if not isinstance(there, dict):
         raise NotWritten(f"~/{file.path} is not plain JSON: add by hand what is printed without --write")
-    whole = merged(there, json.loads(file.text))
+    whole = merge_settings(there, json.loads(file.text))
     return old if whole == there else json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 

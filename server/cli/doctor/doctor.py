@@ -56,7 +56,7 @@ def doctor(
         json.dump(answer | {"findings": msgspec.to_builtins(found)}, out, indent=2, ensure_ascii=False)
         out.write("\n")
     else:
-        out.write(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}\n")
+        out.write(f"{count_in_words(faults, 'fault')}, {count_in_words(warnings, 'warning')}\n")
     return 1 if faults else 0
 
 
@@ -71,7 +71,7 @@ def findings(config: DoctorConfig, checks: Sequence[tuple[str, float, Check]]) -
             yield finding
 
 
-def counted(number: int, thing: str) -> str:
+def count_in_words(number: int, thing: str) -> str:
     """So many of them, in words."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 

@@ -38,7 +38,7 @@ def python(config: DoctorConfig) -> Iterator[Finding]:
         yield fault("python", f"{told}: a 32-bit build", "use a 64-bit Python")
     else:
         yield ok("python", told)
-    there = sorted(extra for extra, packages in extras().items() if all(map(installed, packages)))
+    there = sorted(extra for extra, packages in extras().items() if all(map(is_installed, packages)))
     yield ok("extras", ", ".join(there) if there else "none installed", installed=there)
 
 
@@ -57,7 +57,7 @@ def extras() -> dict[str, list[str]]:
     return found
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Whether a package is there."""
     try:
         version(package)

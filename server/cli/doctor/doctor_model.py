@@ -10,30 +10,36 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
-from scheduler.model_facts import CapturedGraphs, ModelFacts, WeightReading
+from scheduler.extras import install_command
+from scheduler.model_facts import CapturedGraphs, KvRounding, ModelFacts, PoolingFacts, WeightReading
+from scheduler.model_task import Task
 from scheduler.protocol import Loading, ModelFailed, Ready, Stats, StepOutputs
+from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
 from server.chat.template import Stability
 from server.cli.doctor.doctor_machine import machine_memory
-from server.cli.doctor.doctor_storage import existing
+from server.cli.doctor.doctor_storage import existing_part
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
 from server.engine.engine_link import EngineLink
 from server.engine.launcher import ENGINE_COMMAND, EngineLauncher
 from server.engine.process_tree import last_line, resident
-from server.instance import first_line, load_tokens
+from server.media.libraries import has_pillow, has_sounds
+from server.models.assembly import load_tokens
+from server.models.opening import first_line
 
 LOAD_SECONDS = 1800.0
 STOP_SECONDS = 5.0
+LEAST_SAME = 0.9  # part of tokens whose likeliest next one --kv-dtype does not change, below which it is a warning
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-SIZES = (1_000, 8_000, 32_000)  # tokens of a session
+SIZES = (1_024, 8_192, 32_768)  # tokens of a session
 WHERE = {tier: f"in the {tier} tier" for tier in Tier} | {
     Tier.DEVICE: "on the device",
     Tier.HOST: "in host memory",
@@ -60,26 +66,40 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
     """All about the model; nothing where none is named."""
     if not config.with_model:
         return
-    measured = asyncio.run(loaded(config.engine_config(), command))
+    measured = asyncio.run(load_model(config.engine_config(), command))
     if measured.facts is None:
         short = "memory may be short: a smaller model, --dtype bfloat16 or less --kv-memory; see its last line"
         yield fault("model", measured.failure, short if measured.died else "correct MODEL or the flag that it names")
         return
-    yield running(config.name, measured, measured.facts)
+    yield check_mode(config.name, measured, measured.facts)
     yield memory(measured, measured.facts)
+    if measured.facts.speech is not None:
+        yield hearing(measured.facts.speech)
+        return
+    if measured.facts.pooling is not None:
+        yield pooling(measured.facts.task, measured.facts.pooling)
+        return
     if (rounding := measured.facts.weight_rounding) is not None:
         yield ok("rounding", rounding.line, weights=rounding.weights, error=rounding.error, same=rounding.same)
+    if (kv := measured.facts.kv_rounding) is not None:
+        yield rounded(kv)
     if measured.facts.weight_reading is not None:
-        yield reading(measured.facts.weight_reading)
+        yield check_reading(measured.facts.weight_reading)
     if (graphs := measured.facts.decode_graphs) is not None:
-        yield captured(graphs)
+        yield check_graphs(graphs)
+    if measured.facts.mtp_layers:
+        yield heads(measured.facts.mtp_layers, measured.facts.mtp_idle)
+    if measured.facts.media:
+        yield media(measured.facts.media)
+    if measured.facts.pictures is not None or measured.facts.blind:
+        yield check_pictures(measured.facts)
     yield room(config, measured, measured.facts)
     yield from words(config)
 
 
-async def loaded(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
+async def load_model(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
     """Start an engine without a disk tier and remembered verdicts, let it load, and end it."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.asyncio.Context() as context:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.Context() as context:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
         link = EngineLink.start(config, EngineLauncher(command), context, said.fileno())
         try:
@@ -113,7 +133,7 @@ async def first_words(link: EngineLink, said: IO[bytes]) -> MeasuredModel:
     return MeasuredModel(failure=f"the engine ended, {link.death()}, its last line: {last_line(said)}", died=True)
 
 
-def running(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
+def check_mode(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """How the model is run."""
     told = f"{name} runs in mode {facts.mode}, {facts.dtype} on {facts.device}; loaded in {measured.seconds:.0f} s"
     figures = {"mode": facts.mode, "dtype": facts.dtype, "device": facts.device, "seconds": measured.seconds}
@@ -127,7 +147,48 @@ def running(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
     return ok("model", told, **figures)
 
 
-def captured(graphs: CapturedGraphs) -> Finding:
+def hearing(speech: SpeechFacts) -> Finding:
+    """What a model that turns speech into text takes, and whether sounds can be read here."""
+    told = f"it turns speech into text, {speech.window:.0f} s at once, {speech.together} windows in a batch"
+    if not has_sounds():
+        fix = install_command("media")
+        return fault("speech", f"{told}, but soundfile or soxr is missing: sounds are refused", fix)
+    return ok("speech", told, languages=[*speech.languages], timestamps=speech.timestamps, rate=speech.rate)
+
+
+def pooling(task: Task, facts: PoolingFacts) -> Finding:
+    """What a model gives that generates no text."""
+    kind = "scores" if task == "score" else "embeddings"
+    told = f"it makes {kind}, {facts.width} numbers for an input"
+    if facts.pooling:
+        told += f", pooled by {' and '.join(facts.pooling)}{', of unit length' if facts.normalised else ''}"
+    if not facts.pads:
+        return warning(kind, told, "padding changes what it gives: only inputs of one length share a step")
+    return ok(kind, told, width=facts.width, pooling=facts.pooling, prompts=[*facts.prompts])
+
+
+def rounded(kv: KvRounding) -> Finding:
+    """What ``--kv-dtype`` changes."""
+    figures = {"kv_dtype": kv.kv_dtype, "layers": kv.layers, "error": kv.error, "same": kv.same}
+    if kv.refused:
+        return warning("kv", kv.line, "leave --kv-dtype out for this model", refused=kv.refused, **figures)
+    if kv.same is not None and kv.same < LEAST_SAME:
+        return warning("kv", kv.line, "compare its replies with those of --kv-dtype auto", **figures)
+    return ok("kv", kv.line, **figures)
+
+
+def media(kinds: Sequence[str]) -> Finding:
+    """What the model takes beside text, and whether that can be read here."""
+    told = f"the model takes {' and '.join(kinds)} beside text"
+    if "image" in kinds and not has_pillow():
+        return fault("media", f"{told}, but Pillow is missing: pictures are refused", install_command("media"))
+    if "audio" in kinds and not has_sounds():
+        lacking = "soundfile or soxr is missing: sounds are refused"
+        return fault("media", f"{told}, but {lacking}", install_command("media"))
+    return ok("media", told, kinds=[*kinds])
+
+
+def check_graphs(graphs: CapturedGraphs) -> Finding:
     """The CUDA graphs of decode steps."""
     if graphs.rows and not graphs.refused:
         return ok("graphs", graphs.line, rows=graphs.rows)
@@ -135,15 +196,41 @@ def captured(graphs: CapturedGraphs) -> Finding:
     return warning("graphs", graphs.line, advice, rows=graphs.rows, refused=graphs.refused)
 
 
+def heads(layers: int, idle: str) -> Finding:
+    """The model's own layers for multi-token prediction, and whether they draft."""
+    told = f"the configuration has {layers} layer{'s' * (layers > 1)} for multi-token prediction, which "
+    told += f"are not used: {idle}" if idle else "draft for --speculate auto"
+    return ok("drafting", told, mtp_layers=layers, used=not idle)
+
+
+def check_pictures(facts: ModelFacts) -> Finding:
+    """Whether it takes pictures or sounds, and how they enter."""
+    if facts.pictures is not None:
+        nouns = "sounds" if "audio" in facts.media else "pictures"
+        return ok("pictures", f"it takes {nouns}, which enter {facts.pictures.way}", way=facts.pictures.way)
+    advice = "it is served for text only; pictures and sounds in requests are refused"
+    told = f"it was made for pictures or sounds and takes none: {facts.blind}"
+    return warning("pictures", told, advice, blind=facts.blind)
+
+
 def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """Where the memory goes."""
     told = f"{facts.parameters / 1e6:,.1f} million parameters in {size(facts.weight_bytes)}, used in {facts.dtype}; "
     told += f"{facts.kv_bytes_per_token:,} bytes of KV a token, context {facts.max_context:,} tokens"
+    lengths = {int(length): each for length, each in facts.kv_bytes_by_length.items()}
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{taken:,} at {length:,}" for length, taken in lengths.items())
+        told += f"; windowed layers keep a window: a token takes {each} tokens"
     if measured.memory:
         told += f"; the engine holds {size(measured.memory)} of memory now"
     grows = facts.pages * facts.page_size * facts.kv_bytes_per_token
-    figures = {"parameters": facts.parameters, "bytes": facts.weight_bytes, "max_context": facts.max_context}
-    figures |= {"kv_bytes_per_token": facts.kv_bytes_per_token, "engine_memory": measured.memory, "kv_memory": grows}
+    figures: dict[str, Any] = {
+        "parameters": facts.parameters,
+        "bytes": facts.weight_bytes,
+        "max_context": facts.max_context,
+    }
+    figures |= {"kv_bytes_per_token": facts.kv_bytes_per_token, "kv_bytes_by_length": facts.kv_bytes_by_length}
+    figures |= {"engine_memory": measured.memory, "kv_memory": grows}
     if facts.device == "cpu" and 0 < measured.available < grows:
         return warning(
             "weights",
@@ -154,7 +241,7 @@ def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
     return ok("weights", told, **figures)
 
 
-def reading(found: WeightReading) -> Finding:
+def check_reading(found: WeightReading) -> Finding:
     """How fast products read weights, and what memory would allow."""
     speed = found.speeds[0][found.chosen[0]]
     told = f"products of one row read {speed / 1e9:.1f} GB/s of weights, {100 * found.share:.0f} % of the "
@@ -167,11 +254,17 @@ def room(config: DoctorConfig, measured: MeasuredModel, facts: ModelFacts) -> Fi
     """How many sessions of which length fit into each tier at once."""
     assert measured.stats is not None
     table = []
+    kept = config.kv_at_rest == "exact" or (facts.kv_rounding is not None and facts.kv_rounding.layers)
+    smaller = 1 if kept else ITEM[facts.dtype]
     capacity = {tier: measured.stats.tier(tier).capacity for tier in Tier if tier.paged} | {Tier.DEVICE: facts.pages}
     for length in [length for length in SIZES if length < facts.max_context] + [facts.max_context]:
         pages = -(-length // facts.page_size)
-        fit = {tier: most // pages for tier, most in capacity.items()}
-        if stored := length * facts.kv_bytes_per_token / (1 if config.kv_at_rest == "exact" else ITEM[facts.dtype]):
+        each = facts.kv_bytes_by_length.get(str(length), facts.kv_bytes_per_token)
+        fit = {
+            tier: int(most * facts.kv_bytes_per_token // (pages * each)) if each else most // pages
+            for tier, most in capacity.items()
+        }
+        if stored := length * facts.kv_bytes_per_token / smaller:
             fit[Tier.DISK] = int(disk_budget(config) // stored)
         table.append((length, fit))
     told = "; ".join(
@@ -190,7 +283,7 @@ def disk_budget(config: DoctorConfig) -> int:
     """Bytes of KV on disk: what is asked for, or the tenth of what is free."""
     if config.disk_space is not None:
         return int(config.disk_space)
-    return shutil.disk_usage(existing(config.data_dir)).free // 10
+    return shutil.disk_usage(existing_part(config.data_dir)).free // 10
 
 
 def words(config: DoctorConfig) -> Iterator[Finding]:

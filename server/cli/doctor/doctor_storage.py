@@ -39,7 +39,7 @@ FLEETING = {"tmpfs", "ramfs", "overlay", "overlayfs"}
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre"}
 
 
-def running(config: DoctorConfig) -> str | None:
+def running_version(config: DoctorConfig) -> str | None:
     """The version of the warmturn server that answers at the port; None when none does."""
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     host = f"[{host}]" if ":" in host else host
@@ -59,7 +59,7 @@ def port(config: DoctorConfig) -> Iterator[Finding]:
         with listening(config.host, config.port) as listener:
             inside = is_loopback(listener)
     except UsageError as error:
-        if (status := running(config)) is not None:
+        if (status := running_version(config)) is not None:
             yield ok("port", f"a server answers at {config.host}, port {config.port}: {status}")
         else:
             yield fault("port", str(error), "stop the program that uses it, or choose another --host or --port")
@@ -80,7 +80,7 @@ def port(config: DoctorConfig) -> Iterator[Finding]:
 def data(config: DoctorConfig) -> Iterator[Finding]:
     """The data dir: whose it is, whether it is free, what kind of disk holds it."""
     folder = config.data_dir
-    there = existing(folder)
+    there = existing_part(folder)
     if not os.access(there, os.W_OK | os.X_OK):
         yield fault("data", f"{there} cannot be written to", "chown it to this user, or choose another --data-dir")
         return
@@ -89,7 +89,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
             with data_dir.locked(folder):
                 pass
         except UsageError as error:
-            if running(config) is None or "in use" not in str(error):
+            if running_version(config) is None or "in use" not in str(error):
                 yield fault("data", str(error), "stop the other server, or choose another --data-dir")
                 return
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
@@ -123,7 +123,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
         yield ok("data", told, **figures)
 
 
-def existing(folder: Path) -> Path:
+def existing_part(folder: Path) -> Path:
     """The folder, or what is there of the way to it."""
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
 
@@ -144,8 +144,8 @@ def file_system(folder: Path) -> str:
 def disk(config: DoctorConfig) -> Iterator[Finding]:
     """How fast the data dir's disk writes, syncs and reads, on a file that has no name."""
     try:
-        with tempfile.TemporaryFile(dir=existing(config.data_dir)) as file:
-            written, syncs, reads = measured(file)
+        with tempfile.TemporaryFile(dir=existing_part(config.data_dir)) as file:
+            written, syncs, reads = measure_disk(file)
     except OSError as error:
         yield fault(
             "disk", f"the data dir's disk cannot be written: {error.strerror}", "free some space, or repair the disk"
@@ -166,7 +166,7 @@ def disk(config: DoctorConfig) -> Iterator[Finding]:
         yield ok("disk", told, **figures)
 
 
-def measured(file: IO[bytes]) -> tuple[float, float, float]:
+def measure_disk(file: IO[bytes]) -> tuple[float, float, float]:
     """Bytes written a second, seconds of a small durable write, bytes read a second from the disk itself."""
     block, number = secrets.token_bytes(2**20), file.fileno()
     began, count = time.perf_counter(), 0
@@ -203,10 +203,10 @@ def log(config: DoctorConfig) -> Iterator[Finding]:
     elif path.with_name(f"{path.name}-wal").exists():
         yield ok("log", f"{size(path.stat().st_size)}; in use, or checked at the next start")
     else:
-        yield resting(path)
+        yield read_closed_log(path)
 
 
-def resting(path: Path) -> Finding:
+def read_closed_log(path: Path) -> Finding:
     """A closed SQLite log, read without changing the files beside it."""
     nbytes = path.stat().st_size
     try:
@@ -215,9 +215,9 @@ def resting(path: Path) -> Finding:
             whole = nbytes > CHECKED_BYTES or connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
             count = connection.execute("SELECT count(*) FROM sessions").fetchone()[0]
     except (sqlite3.Error, TypeError) as error:
-        return damaged(path, str(error))
+        return damage_finding(path, str(error))
     if not whole:
-        return damaged(path, "a page is not what was written")
+        return damage_finding(path, "a page is not what was written")
     if not isinstance(version, int) or version > FORMAT:
         return newer(version)
     told = f"{count} sessions, {size(nbytes)}, format {version}"
@@ -226,7 +226,7 @@ def resting(path: Path) -> Finding:
     )
 
 
-def damaged(path: Path, why: str) -> Finding:
+def damage_finding(path: Path, why: str) -> Finding:
     """A log that the server would salvage, or not start with."""
     return warning(
         "log",
@@ -314,7 +314,7 @@ def hub(config: DoctorConfig) -> Iterator[Finding]:
     cache = Path(constants.HF_HUB_CACHE)
     offline = "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
     if not config.with_model or Path(config.source).exists():
-        free = shutil.disk_usage(existing(cache)).free
+        free = shutil.disk_usage(existing_part(cache)).free
         yield ok("hub", f"models are kept in {cache}: {size(free)} free{offline}", free=free)
     elif isinstance(try_to_load_from_cache(config.model, "config.json"), str):
         yield ok("hub", f"{config.model} is in {cache}{offline}")
@@ -323,10 +323,10 @@ def hub(config: DoctorConfig) -> Iterator[Finding]:
             "hub", f"{config.model} is not in {cache}{offline}", "download it first with a network, or name a folder"
         )
     else:
-        yield asked(constants.ENDPOINT, config.model)
+        yield ask_hub(constants.ENDPOINT, config.model)
 
 
-def asked(endpoint: str, model: str) -> Finding:
+def ask_hub(endpoint: str, model: str) -> Finding:
     """What the hub says about a model that has not been downloaded."""
     token = os.environ.get("HF_TOKEN")
     headers: dict[str, Any] = {"authorization": f"Bearer {token}"} if token else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -13,10 +14,12 @@ from typing import Any
 import sqlalchemy as sql
 
 from server.log.database import SessionDamaged
+from server.log.media_rows import name_of
 from server.log.recovery.sqlite_pages import DatabaseImage, Place, SqliteRecord
 from server.log.response_rows import checksum as response_checksum
 from server.log.stored import row_of
 from server.log.tables import log_format, metadata, responses, sessions, turns
+from server.log.usage_rows import DayOfKey, Spent
 
 NAME = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")  # of a session
 ROW_SIZES = (len(turns.columns) - 1, len(turns.columns))  # rows of format 4 end before their receipt
@@ -41,9 +44,11 @@ class FoundRecords:
     label_values: dict[int, Named] = field(default_factory=dict)  # key and value by row id, in another one
     retries: dict[int, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
     responses: dict[int, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    media: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    usage: dict[DayOfKey, Spent] = field(default_factory=dict)
 
     def add(self, record: SqliteRecord) -> None:
-        """One record. Rows of timelines and responses are only noted: they are read again when they are copied."""
+        """One record. Rows of timelines, responses and media are only noted: they are read again later."""
         values = record.values
         match values, record.rowid:
             case (None, str(), str(), *_), int(id_) if len(values) == len(sessions.columns):
@@ -57,6 +62,12 @@ class FoundRecords:
                 self.retries[id_].append(values)
             case (int(id_), str(), str(), str(), int(), *_), int() if len(values) == len(responses.columns):
                 self.responses[id_].append(record.place)
+            case (str(tenant), str(key), str(day), int(n), int(new), int(old), int(made), int(s) | float(s)), int():
+                place, found = DayOfKey(tenant, key, day), Spent(n, new, old, made, s)
+                if min(found) >= 0 and found > self.usage.get(place, Spent()):  # older copies have less
+                    self.usage[place] = found
+            case (str(name), bytes()), int():
+                self.media[name].append(record.place)
             case (str(), str(tenant), str(session), int()), int():
                 self.buried.add((tenant, session))
             case (*_, str(tenant), str(session)), int() if 2 <= len(values) <= 3:  # of format 4 and before
@@ -136,6 +147,15 @@ class DamagedDatabase:
                 if response_checksum(*name, columns) == columns["checksum"]:
                     found[str(columns["key"])] = columns
         return found
+
+    def medium(self, tenant: str, digest: str) -> bytes | None:
+        """The bytes of a medium, if they are whole."""
+        for place in self.finds.media[name_of(tenant, digest)]:
+            record = self._image.record(place)
+            data = None if record is None else record.values[1]
+            if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == digest:
+                return data
+        return None
 
     def facts(self, id_: int, name: Named) -> dict[str, Any]:
         """The newest valid row of the session in ``sessions``; {} if there is none."""

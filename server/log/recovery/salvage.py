@@ -13,18 +13,24 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
+from msgspec import structs
 
+from server.durable_files import sync_path
 from server.log.database import Database, Durability, LogDamaged, LogUnavailable
+from server.log.logged_message import LoggedMessage
+from server.log.media_rows import hold_media
 from server.log.recovery.damaged_database import NAME, DamagedDatabase, Named
 from server.log.recovery.sqlite_pages import DatabaseImage
 from server.log.stored import row_of
 from server.log.tables import ANYONE, FORMAT, OLDEST_FORMAT, labels, responses, retries, sessions, tombstones, turns
 from server.log.timeline import Timeline
-from server.log.upgrade import prepare
+from server.log.upgrade import index_everything, prepare
+from server.log.usage_rows import add_usage
 
 logger = logging.getLogger("warmturn.sessions")
 
@@ -60,11 +66,12 @@ class RecoveredLog:
         self.whole = self.refused = self.nameless = 0
 
     def run(self) -> None:
-        """Copy tombstones, then sessions with readable rows, then the names of the others. Raises LogUnavailable."""
+        """Copy tombstones, usage, sessions with readable rows, then the names of the others. Raises LogUnavailable."""
         finds, doubtful = self._damaged.finds, []
         stones = [{"server": ANYONE, "tenant": tenant, "session": name} for tenant, name in sorted(finds.buried)]
         if stones:
             self._database.write(lambda connection: connection.execute(sql.insert(tombstones), stones))
+        self._database.write(partial(add_usage, [*finds.usage.items()]))
         for id_ in self._damaged.ids():
             names = self._damaged.names(id_)
             found = {name: self._damaged.rows(id_, name) for name in names}
@@ -92,10 +99,22 @@ class RecoveredLog:
             rows = {}
         whole = len(rows) == last
         timeline = Timeline()
+        said: list[LoggedMessage] = []
         for number in range(1, last + 1) if whole else ():
-            timeline.apply(row_of(*name, rows[number]))
+            row = row_of(*name, rows[number])
+            timeline.apply(row)
+            said += row.messages
         values = self._values(id_, name, facts, rows, timeline if whole else None, last)
-        self._database.write(lambda connection: self._insert(connection, values, list(rows.values()), whole))
+        digests = {one.digest for message in said for one in message.media}
+        media = {digest: data for digest in digests if (data := self._damaged.medium(name[0], digest)) is not None}
+        kept = [structs.replace(m, media=tuple(one for one in m.media if one.digest in media)) for m in said]
+
+        def work(connection: sql.Connection) -> None:
+            self._insert(connection, values, list(rows.values()), whole)
+            row = connection.execute(sql.select(sessions).where(sessions.c.id == id_)).one()
+            hold_media(connection, row, kept, media)
+
+        self._database.write(work)
         self.whole += whole
         self.refused += not whole
 
@@ -161,6 +180,7 @@ def salvage_log(path: Path, durability: Durability) -> Salvage:
                 database.prepare(prepare)
                 copy = RecoveredLog(damaged, database, image.torn)
                 copy.run()
+                database.write(index_everything)
             finally:
                 database.close()
         except (OSError, LogUnavailable) as error:
@@ -168,9 +188,9 @@ def salvage_log(path: Path, durability: Durability) -> Salvage:
             reason = error.message if isinstance(error, LogUnavailable) else error.strerror
             raise LogUnavailable(f"{FULL}: {reason}") from error
         stamp = new_stamp(path)
-        fsync_path(part)
+        sync_path(part)
         part.rename(ready := Path(f"{path}.salvaged-{stamp}"))
-        fsync_path(path.parent)
+        sync_path(path.parent)
         finish(path, ready, stamp)
         return Salvage(aside(path, stamp).name, copy.whole, copy.refused, copy.nameless, image.torn)
 
@@ -190,9 +210,9 @@ def finish(path: Path, ready: Path, stamp: str) -> None:
         damaged = Path(f"{path}{suffix}")
         if damaged.is_symlink() or damaged.exists():
             damaged.rename(f"{aside(path, stamp)}{suffix}")
-    fsync_path(path.parent)
+    sync_path(path.parent)
     ready.rename(path)
-    fsync_path(path.parent)
+    sync_path(path.parent)
 
 
 def resume(path: Path) -> None:
@@ -215,15 +235,6 @@ def new_stamp(path: Path) -> str:
         count += 1
         stamp = f"{first}.{count}"
     return stamp
-
-
-def fsync_path(path: Path) -> None:
-    """fsync a file or folder."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def remove(path: Path) -> None:

@@ -65,13 +65,13 @@ class DatabaseImage:
             page = self._page(number)
             count = cells_on(page, number)
             for cell in range(count):
-                record = self._decoded(page, (number, cell))
+                record = self._decode(page, (number, cell))
                 if record is not None:
                     yield record
 
     def record(self, place: Place) -> SqliteRecord | None:
         """Read one record again."""
-        return self._decoded(self._page(place[0]), place)
+        return self._decode(self._page(place[0]), place)
 
     def is_empty(self) -> bool:
         """Whether there are only zeros."""
@@ -96,7 +96,7 @@ class DatabaseImage:
         except OSError:
             return b""
 
-    def _decoded(self, page: bytes, place: Place) -> SqliteRecord | None:
+    def _decode(self, page: bytes, place: Place) -> SqliteRecord | None:
         try:
             number, cell = place
             head = 100 if number == 1 else 0

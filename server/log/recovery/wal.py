@@ -25,7 +25,7 @@ class Wal:
         self.page_size = 0
         data = content(path)
         if not data:
-            known = committed(content(index), None)
+            known = committed_state(content(index), None)
             self.sound = known is None or known.copied >= known.frames
             return
         whole = len(data) >= HEADER and data[:3] == WAL_MAGIC
@@ -33,7 +33,7 @@ class Wal:
         whole = whole and checksum(order, data[:24]) == struct.unpack_from(">II", data, 24)
         self.page_size = int.from_bytes(data[8:12], "big") if whole else PAGE_SIZE
         salts = data[16:24] if whole else data[HEADER + 8 : HEADER + 16]
-        known = committed(content(index), salts)
+        known = committed_state(content(index), salts)
         self.sound = self._read(data, order, salts, None if known is None else known.frames) and whole
 
     def _read(self, data: bytes, order: str, salts: bytes, expected: int | None) -> bool:
@@ -64,7 +64,7 @@ class Committed(NamedTuple):
     copied: int
 
 
-def committed(index: bytes, salts: bytes | None) -> Committed | None:
+def committed_state(index: bytes, salts: bytes | None) -> Committed | None:
     """What the index says about the log with these salts; None if nothing, or if it is damaged."""
     first = index[:INDEX_HEADER]
     if len(index) < 2 * INDEX_HEADER + 4 or first != index[INDEX_HEADER : 2 * INDEX_HEADER] or not first[12]:

@@ -19,7 +19,8 @@ from cache.attention import cpu, self_test
 from cache.attention.backend import Signature
 from cache.attention.cpu import CpuBackend, CpuPlan
 from cache.attention.packed_attention import PackedAttention, attend
-from cache.compiler import NotBuilt, built, has_tiles
+from cache.compiler import NotBuilt, build, has_tiles
+from cache.memory.codec import Codec
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedCache, PackedStep
@@ -49,13 +50,13 @@ class Scene:
         self.tier = MemoryTier(sum(pages) + 3, page, CPU, {0: shape})
         slots = random.Random(5).sample(range(self.tier.slots), sum(pages))
         for pool in (self.tier.keys[0], self.tier.values[0]):
-            pool.fill_(float("nan"))
+            pool.fill_(float("nan") if shape.codec is Codec.EXACT else 255)
         self.sessions = []
         self.history: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (cached, new), count in zip(work, pages, strict=True):
             session = SessionCache("a", None)
             session.token_ids = array("i", bytes(4 * (cached + new)))
-            session.fed(cached)
+            session.on_fed(cached)
             if hide and cached > 9:
                 session.hide(3, 9)
             session.pages = [Page(self.tier, slots.pop()) for _ in range(count)]
@@ -63,6 +64,11 @@ class Scene:
             key = torch.randn(cached + new, shape.key_heads, shape.key_dim, generator=generator).to(shape.dtype)
             value = torch.randn(cached + new, shape.value_heads, shape.value_dim, generator=generator).to(shape.dtype)
             self.tier.write(0, place, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+            if shape.key is not None and shape.value is not None:  # as it is stored
+                key, value = (
+                    record.unpack(record.pack(it), torch.float32)
+                    for record, it in ((shape.key, key), (shape.value, value))
+                )
             self.history.append((key, value))
             self.sessions.append((session, new))
         self.step = PackedStep(self.sessions, self.tier)
@@ -128,6 +134,60 @@ def test_any_shape_is_a_softmax(kernel: CpuBackend, shape: tuple[int, int, int, 
     scene = Scene(PageShape(key_heads, key_dim, key_heads, value_dim, dtype), heads, WORK)
     scores = ScoreOptions(key_dim**-0.5, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FP8])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[4], (9, 3, 64, 32)], ids=str)
+def test_records_are_read_as_what_they_stand_for(
+    kernel: CpuBackend, shape: tuple[int, int, int, int], dtype: torch.dtype, codec: Codec
+) -> None:
+    heads, key_heads, key_dim, value_dim = shape
+    stored = PageShape(key_heads, key_dim, key_heads, value_dim, dtype, codec=codec)
+    scene = Scene(stored, heads, [*WORK, (40, 30)], hide=True)
+    for layer, scores in (
+        (FULL, ScoreOptions(key_dim**-0.5, None, torch.linspace(-3, 3, heads))),
+        (AttentionLayer(Reach.SLIDING, 100, True), ScoreOptions(1.0, 5.0, None)),
+    ):
+        assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FP8])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_records_that_the_kernel_stores_are_those_that_torch_stores(
+    kernel: CpuBackend, dtype: torch.dtype, codec: Codec
+) -> None:
+    shape = PageShape(3, 20, 3, 8, dtype, codec=codec)
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.exp(4 * torch.randn(40, 3, 1, generator=generator))
+    key, value = (torch.randn(40, 3, dim, generator=generator).mul(sizes).to(dtype) for dim in (20, 8))
+    key[7] = 0.0
+    key[8, 0] = torch.linspace(-1, 1, 20).to(dtype)
+    key[9, 1] = torch.logspace(-8, 0, 20, base=4).to(dtype)  # subnormals of fp8 among them
+    ours, theirs = MemoryTier(3, 16, CPU, {0: shape}), MemoryTier(3, 16, CPU, {0: shape})
+    places = torch.randperm(48, generator=generator)[:40]
+    for tier in (ours, theirs):
+        tier.keys[0].zero_()
+        tier.values[0].zero_()
+    theirs.write(0, places, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+    call = cpu.StoreCall(key=key.data_ptr(), value=value.data_ptr(), rows=40)
+    call.take(shape)
+    call.key_pages, call.value_pages = ours.keys[0].data_ptr(), ours.values[0].data_ptr()
+    kernel.store(call, places)
+    assert kernel.stores(shape)
+    assert torch.equal(ours.keys[0], theirs.keys[0])
+    assert torch.equal(ours.values[0], theirs.values[0])
+
+
+def test_a_kernel_that_stores_other_records_is_found(
+    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = PageShape(2, 7, 2, 7, torch.float32, codec=Codec.INT8)
+    monkeypatch.setattr(kernel, "store", lambda call, places: None)
+    caplog.set_level(logging.INFO)
+    assert not kernel.stores(shape)
+    assert "stores wrong records" in caplog.text
+    kernel._stores.pop(shape)  # the backend is every test's
 
 
 @pytest.mark.parametrize("page", [4, 16])
@@ -376,8 +436,8 @@ def calls(source: Path) -> int:
 
 
 def test_an_object_is_made_once_and_is_the_users_alone(source: Path) -> None:
-    path = built(source)
-    assert built(source) == path
+    path = build(source)
+    assert build(source) == path
     assert path.read_text() == "object\n"
     assert calls(source) == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -386,18 +446,19 @@ def test_an_object_is_made_once_and_is_the_users_alone(source: Path) -> None:
 
 
 def test_another_source_header_or_compiler_makes_another_object(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {built(source)}
+    seen = {build(source)}
     source.write_text("other code")
-    seen.add(built(source))
+    seen.add(build(source))
     (source.parent / "beside.h").write_text("header")
-    seen.add(built(source))
+    seen.add(build(source))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "something else")
     monkeypatch.setattr(compiler, "_FLAGS", compiler._FLAGS + " -g")
-    seen.add(built(source))
+    seen.add(build(source))
     (source.parent.parent / "cxx").write_text(FAKE.replace('"$1"', '"$2"').replace("made up", "another"))
-    seen.add(built(source))
+    compiler._version.cache_clear()  # a process asks each compiler once
+    seen.add(build(source))
     monkeypatch.setenv("CXX", os.environ["CXX"].replace("-extra", "-other"))
-    seen.add(built(source))
+    seen.add(build(source))
     assert len(seen) == calls(source) == 6
 
 
@@ -407,38 +468,38 @@ def test_an_older_compiler_leaves_out_what_it_does_not_know(source: Path, monkey
     script.write_text(
         script.read_text().replace("for last", f'case "$*" in *{compiler._NEWEST}*) exit 1;; esac\nfor last')
     )
-    assert built(source).read_text() == "object\n"
+    assert build(source).read_text() == "object\n"
     assert "-mavx2" in script.with_name("cxx.calls").read_text()
 
 
 def test_what_was_made_serves_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = built(source)
+    path = build(source)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert built(source) == path
+    assert build(source) == path
     source.write_text("other code")
     with pytest.raises(NotBuilt, match="no C\\+\\+ compiler"):
-        built(source)
+        build(source)
 
 
 def test_a_compiler_that_fails(source: Path) -> None:
     (source.parent.parent / "cxx").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(NotBuilt, match="CalledProcessError while compiling"):
-        built(source)
+        build(source)
 
 
 def test_a_folder_that_others_can_write_to_is_refused(source: Path) -> None:
-    path = built(source)
+    path = build(source)
     path.parent.chmod(0o770)
     with pytest.raises(NotBuilt, match="open to other users"):
-        built(source)
+        build(source)
 
 
 def test_a_link_in_place_of_the_object_is_refused(source: Path) -> None:
-    path = built(source)
+    path = build(source)
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
     with pytest.raises(NotBuilt, match="not a regular file"):
-        built(source)
+        build(source)
 
 
 @pytest.mark.usefixtures("source")

@@ -79,7 +79,7 @@ class Scene:
         for cached, new in ((0, 5), (11, 1), (6, 7)):
             session = SessionCache("a", None)
             session.token_ids = array("i", range(cached + new))
-            session.fed(cached)
+            session.on_fed(cached)
             session.pages = [Page(self.tier, slots.pop()) for _ in range(-(-(cached + new) // SIZE))]
             key, value = torch.randn(cached + new, 2, WIDTH), torch.randn(cached + new, 2, WIDTH)
             if cached:

@@ -56,6 +56,10 @@ def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, mo
     first = next(kernel for kernel in attend if kernel["variant"][2:5] == [32, 8, 128])
     assert first["shared"] >= 2 * 2 * 64 * 128 * 2, first
     assert first["asynchronous"]
+    assert {kernel["variant"][-1] for kernel in attend} == {"exact", "int8", "fp8"}
+    rounded = [kernel for kernel in attend if kernel["variant"][-1] != "exact"]
+    assert all(kernel["asynchronous"] for kernel in rounded)  # records are read in 16 bytes at a time
+    assert [sum(kernel["variant"][0] == name for kernel in found) for name in ("min_probabilities", "store")] == [1, 2]
 
 
 @pytest.mark.slow
@@ -67,7 +71,19 @@ def test_all_variants_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, m
 
 def test_the_kernels_compute_attention() -> None:
     found = told("triton_interpreted.py")
-    assert len(found) == 7
+    assert len(found) == 12
     assert sum(case["merged"] > 0 for case in found) >= 3
     for number, case in enumerate(found):
         assert case["error"] <= {"float32": 1e-5, "float16": 3e-3}[case["dtype"]], (number, case)
+
+
+def test_the_kernel_of_truncation_keeps_what_a_sort_keeps() -> None:
+    found = told("triton_truncation.py")
+    assert [case["width"] for case in found] == [1, 1, 1, 300, 300, 300, 9001, 9001, 9001]
+    assert not any(case["different"] for case in found)
+
+
+def test_the_kernel_that_stores_records_stores_what_torch_stores() -> None:
+    found = told("triton_records.py")
+    assert len(found) == 12
+    assert not any(case["different"] for case in found)

@@ -62,7 +62,7 @@ def test_every_key_that_a_tile_sees_is_read_once(layer: AttentionLayer, programs
 
 def test_empty_items_and_merges_do_nothing() -> None:
     made = divide(tiles(places_of([(5000, 1), (3, 1)]), range(2), 1, FULL), 4, 64, 1)
-    flat = made.padded(9, 3).reshape(-1)
+    flat = made.pad(9, 3).reshape(-1)
     items, merges = flat[:54].reshape(9, 6), flat[54:].reshape(3, 3)
     assert items[: len(made.items)].tolist() == made.items.tolist()
     assert items[len(made.items) :].tolist() == [[0, 0, 0, 0, 0, -1]] * (9 - len(made.items))

@@ -33,7 +33,7 @@ def sessions_on(tier: MemoryTier, work: list[tuple[int, int]]) -> list[tuple[Ses
     for number, (cached, new) in enumerate(work):
         session = SessionCache("a", None)
         session.token_ids = array("i", [100 * number + at for at in range(cached + new)])
-        session.fed(cached)
+        session.on_fed(cached)
         session.pages = [Page(tier, slots.pop()) for _ in range(-(-(cached + new) // SIZE))]
         out.append((session, new))
     return out

@@ -15,7 +15,7 @@ def session_of(tokens: list[int]) -> SessionCache:
     """A session that has cached ``tokens``."""
     session = SessionCache("a", None)
     session.token_ids = array("i", tokens)
-    session.fed(len(tokens))
+    session.on_fed(len(tokens))
     return session
 
 
@@ -67,7 +67,7 @@ def test_random_puts_and_removes_against_brute_force(seed: int, alphabet: int, l
             session = rng.choice(list(stored))
             session.cut(0)
             session.token_ids = array("i", tokens)
-            session.fed(len(tokens))
+            session.on_fed(len(tokens))
             index.put(session)
             stored[session] = tokens
         elif action < 0.85:

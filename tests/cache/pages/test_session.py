@@ -19,7 +19,7 @@ def session_of(count: int) -> SessionCache:
     """A session that was fed tokens 0, 1, 2 and so on."""
     session = SessionCache("a", None)
     session.token_ids = array("i", range(count))
-    session.fed(count)
+    session.on_fed(count)
     return session
 
 
@@ -38,7 +38,7 @@ def test_length_follows_what_was_fed() -> None:
     session = SessionCache("a", "chat")
     session.token_ids = array("i", [7, 8, 9])
     assert session.length == 0
-    session.fed(2)
+    session.on_fed(2)
     assert session.length == 2
     assert list(session.cached) == [7, 8]
     assert bytes(session.mask) == b"\x01\x01"
@@ -48,7 +48,7 @@ def test_feeding_more_than_there_is_fails() -> None:
     session = SessionCache("a", None)
     session.token_ids = array("i", [7])
     with pytest.raises(AssertionError):
-        session.fed(2)
+        session.on_fed(2)
 
 
 def test_one_token_of_a_prompt_is_always_left_to_feed() -> None:
@@ -98,6 +98,6 @@ def test_the_page_table_is_rebuilt_when_pages_moved() -> None:
     session.pages = [Page(tier, 5), Page(tier, 2)]
     assert session.table(CPU).tolist() == [5, 2]
     session.pages[0].slot = 7
-    session.moved()
+    session.on_pages_moved()
     assert session.table(CPU).tolist() == [7, 2]
     assert session.table(CPU).dtype is torch.int64

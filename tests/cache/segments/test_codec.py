@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cache.memory.codec import Codec
 from cache.segments import codec as codecs
-from cache.segments.codec import Codec, chosen, decode, encodable, encode, encoded_bytes
+from cache.segments.codec import choose_codec, decode, encodable, encode, encoded_bytes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOSSY = (Codec.INT8, Codec.FP8)
@@ -41,7 +42,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_round_trip_is_off_by_no_more_than_the_scale_of_its_row_allows(dtype: torch.dtype, codec: Codec) -> None:
     tensor = numbers(dtype, 50, 3, 64)
-    assert chosen(tensor, codec) is codec
+    assert choose_codec(tensor, codec) is codec
     off = (round_trip(tensor, codec).double() - tensor.double()).abs()
     assert bool((off <= allowed(tensor, codec)).all())
     assert bool(off.any())  # it is lossy: the bound was put to the test
@@ -67,7 +68,7 @@ def test_zeros_and_the_smallest_and_largest_numbers(dtype: torch.dtype, codec: C
     rows = [[0.0] * 8, [facts.tiny] * 8, [facts.smallest_normal / 4] * 8, [largest] * 7 + [-largest]]
     rows += [[-1.0] + [0.0] * 7, [190 * step] * 8, [600 * step] * 8]
     tensor = torch.tensor([rows], dtype=torch.float64).to(dtype)
-    assert chosen(tensor, codec) is codec
+    assert choose_codec(tensor, codec) is codec
     decoded = round_trip(tensor, codec)
     assert not decoded[0, 0].any()
     assert bool(torch.isfinite(decoded).all())
@@ -98,7 +99,7 @@ def test_it_does_not_matter_how_a_tensor_lies_in_memory(codec: Codec) -> None:
 def test_what_has_no_scale_stays_exact(codec: Codec, strange: float) -> None:
     tensor = numbers(torch.float32, 4, 2, 16)
     tensor[2, 1, 5] = strange
-    assert chosen(tensor, codec) is Codec.EXACT
+    assert choose_codec(tensor, codec) is Codec.EXACT
 
 
 @pytest.mark.parametrize("codec", LOSSY)
@@ -116,14 +117,14 @@ def test_what_has_no_scale_stays_exact(codec: Codec, strange: float) -> None:
     ],
 )
 def test_what_would_not_be_smaller_stays_exact(codec: Codec, tensor: torch.Tensor) -> None:
-    assert chosen(tensor, codec) is Codec.EXACT
+    assert choose_codec(tensor, codec) is Codec.EXACT
     assert not encodable(tensor.shape, tensor.dtype, codec)
 
 
 def test_exact_is_exact_and_copies_nothing() -> None:
     tensor = numbers(torch.float32, 4, 2, 16)
     tensor[0, 0, 0] = float("nan")
-    assert chosen(tensor, Codec.EXACT) is Codec.EXACT
+    assert choose_codec(tensor, Codec.EXACT) is Codec.EXACT
     encoded = encode(tensor, Codec.EXACT)
     assert encoded.data_ptr() == tensor.data_ptr()
     assert decode(encoded, tensor.shape, tensor.dtype, Codec.EXACT).data_ptr() == tensor.data_ptr()

@@ -19,8 +19,8 @@ import xxhash
 
 from cache import files
 from cache.files import CorruptFile
+from cache.memory.codec import Codec
 from cache.segments import segment_file
-from cache.segments.codec import Codec
 from cache.segments.segment_file import Header, SegmentReader, check, read_header, timeline_hash, write
 
 COUNT = 5  # tokens of the segments here

@@ -12,9 +12,9 @@ import pytest
 from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
+from cache.memory.codec import Codec
 from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
-from cache.segments.codec import Codec
 from cache.segments.segment_file import read_header
 from cache.tier import Tier, TierHolding
 from cache.tiers import segment_loader
@@ -29,10 +29,10 @@ from scheduler.protocol import (
     Imported,
     Inspect,
     Inspected,
-    Miss,
     pack_ids,
     unpack_ids,
 )
+from scheduler.turn_receipt import Miss
 
 TALK = list(range(20, 60))
 
@@ -40,7 +40,7 @@ TALK = list(range(20, 60))
 def cost(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
+    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
 
 
 def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcome:
@@ -127,11 +127,11 @@ def test_forks_share_their_trunk_on_disk(tmp_path: Path) -> None:
     trunk = list(range(150))
     kit.ask(trunk, 1, session="trunk")
     kit.settle()
-    alone = kit.archive.disk.used
+    alone = kit.archive.disk.space.used
     for branch in range(5):
         kit.ask([*trunk, branch, 7], 2, session=f"b{branch}")
     kit.settle()
-    assert kit.archive.disk.used < alone * 1.6
+    assert kit.archive.disk.space.used < alone * 1.6
     kit.leave()
     fresh = Kit(folder=tmp_path)
     for branch in range(5):
@@ -224,7 +224,7 @@ def test_what_memory_has_is_not_read_again(tmp_path: Path) -> None:
     outcome = check(fresh, [*trunk, *range(100, 140), 9], session="s")
     assert outcome.receipt is not None
     assert outcome.receipt.cached == 100
-    assert outcome.receipt.reused(Tier.DISK) == 40
+    assert outcome.receipt.count_reused(Tier.DISK) == 40
     assert fresh.archive.loader.read - before < 70 * fresh.pool.page_bytes // fresh.pool.page_size + 60 * 0 + 10**6
 
 
@@ -246,8 +246,8 @@ def test_computing_is_preferred_where_it_is_sooner(tmp_path: Path) -> None:
     kit.leave()
     fresh = Kit(folder=tmp_path)
     fresh.archive.restore_rates = slow = type(fresh.archive.restore_rates).__base__()  # type: ignore[misc]
-    slow.loaded(1, 1000.0)
-    slow.computed(1000, 0.001)
+    slow.record_load(1, 1000.0)
+    slow.record_compute(1000, 0.001)
     outcome = check(fresh, [*TALK, 1], session="s")
     assert outcome.receipt is not None
     assert (outcome.receipt.cached, outcome.receipt.miss) == (0, Miss.CHEAPER)
@@ -286,12 +286,12 @@ def test_the_budget_is_kept_and_the_least_recently_used_session_leaves(tmp_path:
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(TALK, 1, session="s")
     probe.settle()
-    one = probe.archive.disk.used
+    one = probe.archive.disk.space.used
     kit = Kit(folder=tmp_path / "kv", disk_space=int(one * 3.5))
     for number in range(5):
         kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
         kit.settle()
-        assert kit.archive.disk.used <= kit.archive.disk.budget
+        assert kit.archive.disk.space.used <= kit.archive.disk.space.budget
     assert [owner.session for owner in kit.archive.disk.heads] == ["s2", "s3", "s4"]
     kit.store.pin("a", "s2", 1e12)
     for number in range(5, 8):
@@ -310,7 +310,7 @@ def test_a_tenant_beyond_its_share_leaves_before_others(tmp_path: Path) -> None:
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(TALK, 1, session="s")
     probe.settle()
-    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.used * 4.5), share=0.5)
+    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.space.used * 4.5), share=0.5)
     kit.ask(TALK, 1, session="b", tenant="b")
     kit.settle()
     for number in range(6):
@@ -332,7 +332,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     kit.ask(TALK, 1, session="s")
     kit.settle()
     before = files_of(tmp_path)
-    kit.archive.disk._floor = 1 << 62
+    kit.archive.disk.space.floor = 1 << 62
     check(kit, [*TALK, 1], session="s")
     check(kit, [*TALK, 2], session="t")
     kit.settle()
@@ -340,7 +340,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     assert (kit.engine.stats().disk_errors, kit.engine.stats().disk_failing) == (2, 1)
     refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; turns still run, "
     assert told_of(caplog) == [refused + "and KV that is evicted from memory is computed again"]
-    kit.archive.disk._floor = 0
+    kit.archive.disk.space.floor = 0
     kit.archive.write_behind._check_at = 0.0  # five seconds later
     kit.archive.poll()
     kit.settle()
@@ -355,7 +355,7 @@ def test_other_models_files_are_the_first_to_go(tmp_path: Path) -> None:
     old = Kit("qwen3", folder=tmp_path)
     old.ask(TALK, 1, session="s")
     old.leave()
-    size = old.archive.disk.used
+    size = old.archive.disk.space.used
     kit = Kit(folder=tmp_path, disk_space=3 * size)
     kit.ask(TALK, 1, session="s")
     kit.settle()
@@ -364,6 +364,24 @@ def test_other_models_files_are_the_first_to_go(tmp_path: Path) -> None:
         kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
         kit.settle()
     assert not (tmp_path / old.fingerprint).exists()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_files_of_a_model_with_an_engine_of_its_own_stay(lives: bool, tmp_path: Path) -> None:
+    """The engine is told so, or the other one runs at the same time."""
+    other = Kit("qwen3", folder=tmp_path)
+    other.ask(TALK, 1, session="s")
+    if lives:
+        other.settle()
+    else:
+        other.leave()
+    size = other.archive.disk.space.used
+    kept = () if lives else (other.fingerprint,)
+    kit = Kit(folder=tmp_path, disk_space=3 * size, kept=kept)
+    for number in range(4):
+        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
+        kit.settle()
+    assert len(files_of(tmp_path / other.fingerprint)) == 1
 
 
 # -- trouble -----------------------------------------------------------------------------------------------------------
@@ -730,7 +748,7 @@ def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Pa
     longest = [*longer, *second.tokens, 3]
     outcome = check(other, longest, session="s")
     assert outcome.receipt is not None
-    assert outcome.receipt.cached == outcome.receipt.reused(Tier.REMOTE) == len(longest) - 2
+    assert outcome.receipt.cached == outcome.receipt.count_reused(Tier.REMOTE) == len(longest) - 2
     assert check(other, [*longer[:30], 7, 8], session="branch").receipt.cached >= 30  # type: ignore[union-attr]
     clerk = SessionCommands(other.store, other.fingerprint)
     clerk.forget(Forget("a", "s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from cache.tiers import archive as archive_module
 from cache.tiers import write_behind as saver_module
 from cache.tiers.segment_folder import folder_of
 from scheduler.core.session_commands import SessionCommands
-from scheduler.protocol import Export, Exported, Forget, Forgotten, Import, Imported, Miss
+from scheduler.protocol import Export, Exported, Forget, Forgotten, Import, Imported
+from scheduler.turn_receipt import Miss
 
 TALK = list(range(20, 60))
 
@@ -40,7 +42,7 @@ def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcom
 def reused(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
+    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -56,7 +58,7 @@ def size_of_one(folder: Path) -> int:
     kit = Kit(folder=folder)
     kit.ask(TALK, 1, session="s")
     kit.leave()
-    return kit.archive.disk.used
+    return kit.archive.disk.space.used
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def test_a_folder_that_vanishes_costs_no_turn(tmp_path: Path, monkeypatch: pytes
     for path in files_of(tmp_path):
         path.unlink()
         path.parent.rmdir()
-    kit.archive.disk.folder.rmdir()
+    shutil.rmtree(kit.archive.disk.folder)  # with its lock
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", failing(FileNotFoundError(2, "No such file or directory")))
         check(kit, [*TALK, 1], session="t")
@@ -384,12 +386,12 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
         kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
     kit.settle()
     disk = kit.archive.disk
-    one, room = disk.used // 10, 1 << 40
+    one, room = disk.space.used // 10, 1 << 40
     monkeypatch.setattr(
         disk.segment_folder, "measure", lambda: room - sum(path.stat().st_size for path in files_of(tmp_path))
     )
-    disk.measured(disk.segment_folder.measure())
-    disk._floor = room - int(10.5 * one)  # there is room for ten
+    disk.space.set_free(disk.segment_folder.measure())
+    disk.space.floor = room - int(10.5 * one)  # there is room for ten
     with held(monkeypatch, files, "remove"):
         for number in range(3):
             kit.ask([100 + number, *TALK[1:]], 1, session=f"t{number}")
@@ -397,7 +399,7 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
                 kit.step()
     kit.settle()
     assert len(disk.heads) == 10
-    assert disk.obsolete_bytes == 0
+    assert disk.space.obsolete_bytes == 0
 
 
 # -- the remote tier ---------------------------------------------------------------------------------------------------
@@ -414,7 +416,7 @@ def test_a_full_disk_makes_room_for_a_session_that_is_recalled(tmp_path: Path) -
     fresh = Kit(folder=tmp_path / "kv", remote=url, disk_space=int(one * 2.5))
     outcome = check(fresh, [0, *TALK[1:], 9], session="s0")
     assert outcome.receipt is not None
-    assert outcome.receipt.reused(Tier.REMOTE) == len(TALK)
+    assert outcome.receipt.count_reused(Tier.REMOTE) == len(TALK)
 
 
 def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(

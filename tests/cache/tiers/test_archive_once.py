@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from array import array
 from pathlib import Path
 
+import pytest
 from engine_kit import Kit
 from tiny_models import greedy
 
-from cache.tier import Tier
+from cache.tier import StopKind, Tier
 
 FIRST = list(range(20, 60))
 OTHER = list(range(100, 140))
@@ -38,6 +40,51 @@ def test_under_load_only_what_was_continued_is_written(tmp_path: Path) -> None:
     kit.leave()
 
 
+@pytest.mark.parametrize(("minutes", "side", "saves"), [(1.9, False, 0), (2.1, False, 1), (2.1, True, 0)])
+def test_under_load_an_answer_goes_down_to_disk_after_two_minutes_and_a_side_call_does_not(
+    tmp_path: Path, minutes: float, side: bool, saves: int
+) -> None:
+    kit = Kit(folder=tmp_path, pages=256, context=2048)
+    now = 1000.0
+    kit.store.retention.clock = lambda: now
+    busy = kit.send(OTHER, 400, tenant="b")
+    turn = kit.send(FIRST, 4, side=side)
+    while not kit.outcomes[turn].finish_reason:
+        kit.step()
+    now += 60.0 * minutes
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until and not kit.archive.write_behind.saves:
+        kit.step()
+    assert not kit.outcomes[busy].finish_reason, "the load has ended too early"
+    assert kit.archive.write_behind.saves == saves
+    line = kit.store.nearest("a", array("i", FIRST))
+    assert line is not None
+    assert line.warm, "it stays on the device while there is room"
+    kit.cancel(busy)
+    kit.leave()
+
+
+def test_under_load_nothing_goes_down_of_a_tenant_whose_conversations_do_not_go_on(tmp_path: Path) -> None:
+    kit = Kit(folder=tmp_path, pages=256, context=2048)
+    now = 1000.0
+    retention = kit.store.retention
+    retention.clock = lambda: now
+    for _ in range(300):
+        stop = retention.stop("a", StopKind.ANSWER)
+        now += 86_400.0
+        retention.lose(stop)
+    busy = kit.send(OTHER, 400, tenant="b")
+    turn = kit.send(FIRST, 4)
+    while not kit.outcomes[turn].finish_reason:
+        kit.step()
+    now += 3600.0
+    for _ in range(20):
+        kit.step()
+    assert (kit.archive.write_behind.pending, kit.archive.write_behind.saves) == (1, 0)
+    kit.cancel(busy)
+    kit.leave()
+
+
 def test_once_nothing_runs_all_is_written(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path, pages=256, context=2048)
     under_load(kit, FIRST)
@@ -55,5 +102,5 @@ def test_what_still_waits_at_the_end_is_there_after_a_restart(tmp_path: Path) ->
     again = Kit(folder=tmp_path, pages=256, context=2048)
     outcome = again.ask([*FIRST, *said, *range(60, 70)], 4)
     assert outcome.receipt is not None
-    assert outcome.receipt.reused(Tier.DISK) > len(FIRST) - 1
+    assert outcome.receipt.count_reused(Tier.DISK) > len(FIRST) - 1
     again.leave()

@@ -34,7 +34,7 @@ def fetched(kit: Kit, prompt: list[int], session: str) -> int:
     """How many tokens of the prompt come from the remote tier."""
     receipt = check(kit, prompt, session).receipt
     assert receipt is not None
-    return receipt.reused(Tier.REMOTE)
+    return receipt.count_reused(Tier.REMOTE)
 
 
 def names(folder: Path, session: str) -> list[str]:

@@ -29,7 +29,7 @@ def check(kit: Kit, prompt: list[int], **options: Any) -> Outcome:
 def reused(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
+    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
 
 
 def one(name: str) -> int:

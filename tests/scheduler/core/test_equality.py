@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_kit import ALL, ATTENTION, make_parts, merged, save_adapter
 from engine_kit import Kit
-from tiny_models import ARCHITECTURES, OTHERS, RECURRENT, greedy, logits, model_of
+from tiny_models import ARCHITECTURES, OTHERS, RECURRENT, greedy, logits, make_model, model_of
 
 from cache.tier import Tier
 from scheduler.protocol import FinishReason
@@ -84,17 +85,17 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
     if pressure == "preempted":
         assert stats.preemptions > 0
     if pressure == "all on the host":
-        assert any(o.receipt is not None and o.receipt.reused(Tier.HOST) for o in kit.outcomes.values())
+        assert any(o.receipt is not None and o.receipt.count_reused(Tier.HOST) for o in kit.outcomes.values())
     if "folder" in options:
         kit.settle()
         files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
-        assert files == kit.archive.disk.used <= options.get("disk_space", 1 << 30)
+        assert files == kit.archive.disk.space.used <= options.get("disk_space", 1 << 30)
         assert kit.archive.disk.damaged == stats.disk_errors == 0
     if pressure == "to disk":  # by now everything is written, however slow the disk was: one more round finds it there
         for prompt in history.values():
             assert kit.ask([*prompt, 7], 2).tokens == greedy(kit.model, [*prompt, 7], 2)
             kit.settle()
-        assert any(o.receipt is not None and o.receipt.reused(Tier.DISK) for o in kit.outcomes.values())
+        assert any(o.receipt is not None and o.receipt.count_reused(Tier.DISK) for o in kit.outcomes.values())
 
 
 @pytest.mark.parametrize("pressure", ["roomy", "preempted", "to the host"])
@@ -212,10 +213,47 @@ def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_pa
     second = fresh.ask(longer, 6, session="s")
     assert second.tokens == greedy(fresh.model, longer, 6, second.tokens)
     assert second.receipt is not None
-    assert second.receipt.cached == second.receipt.reused(Tier.DISK) == 34
+    assert second.receipt.cached == second.receipt.count_reused(Tier.DISK) == 34
     assert fresh.archive.disk.damaged == 0
     edited = [*prompt[:-1], 3, 4, 5]  # and its checkpoints came along
     third = fresh.ask(edited, 6, session="s")
     assert third.tokens == greedy(fresh.model, edited, 6, third.tokens)
     assert third.receipt is not None
     assert third.receipt.cached >= 29
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("llama", ALL),
+        ("gemma3", ALL),
+        ("llama4", ATTENTION),
+        ("qwen3_next", (*ATTENTION, "o_proj", "in_proj_qkvz", "out_proj")),
+        ("mamba2", ("in_proj", "out_proj")),
+        ("falcon", ("query_key_value", "dense")),
+        ("bloom", ("query_key_value", "dense_4h_to_h")),
+    ],
+)
+def test_base_and_adapters_in_one_step(name: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    """With adapters, in every way to run a model, whatever is beside a turn."""
+    kit, plain = Kit(name), make_model(name)
+    models = {"": plain}
+    for seed, label in enumerate("ab"):
+        parts = make_parts(plain, targets, 4, seed)
+        kit.adapters.load(label, save_adapter(tmp_path / label, parts, 4, 8))
+        models[label] = merged(plain, parts, 2.0)
+    turns: dict[str, tuple[str, list[int]]] = {}
+    for label in ["", "a", "b", "a", ""]:
+        prompt = [*range(70, 81), 65 + len(turns), 66][len(turns) % 3 :]
+        turns[kit.send(prompt, 4, adapter=label, logprobs=1)] = label, prompt
+    kit.run()
+    kit.adapters.remove()
+    for turn, (label, prompt) in turns.items():
+        outcome = kit.outcomes[turn]
+        assert outcome.tokens == greedy(models[label], prompt, 4, outcome.tokens)
+        want = logits(models[label], [*prompt, *outcome.tokens]).log_softmax(-1)
+        got = [found.logprob for delta in outcome.deltas for found in delta.logprobs]
+        assert got == pytest.approx(
+            [float(want[len(prompt) - 1 + i, t]) for i, t in enumerate(outcome.tokens)], abs=1e-4
+        )
+    assert len({tuple(greedy(model, [*range(70, 81)], 2)) for model in models.values()}) > 1

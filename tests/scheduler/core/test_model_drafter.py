@@ -20,10 +20,10 @@ from cache.pages.session import SessionCache
 from scheduler.core.drafters import HistoryDrafter
 from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.session_commands import SessionCommands
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.draft_model import load_draft_model
 from scheduler.model.loader import LoadedModel, LoadFailed, prepare
-from scheduler.process import build
 from scheduler.protocol import DraftSource, Forget, Forgotten, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
@@ -55,7 +55,7 @@ class Pair:
             disk_floor=0,
             speculate="off" if draft is None else "auto",
         )
-        self.engine, facts = build(config, loaded(name, 0), draft)
+        self.engine, facts = build_engine(config, loaded(name, 0), draft)
         self.commands = SessionCommands(self.engine.scheduler.store, facts.fingerprint, self.engine.drafter)
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
 
@@ -173,11 +173,21 @@ def test_its_sessions_are_stored_and_deleted(tmp_path: Path) -> None:
     again.leave()
 
 
-def test_a_long_history_is_caught_up_with_in_parts() -> None:
+def test_a_long_history_is_caught_up_with_within_the_budget_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(loaded("llama", 0))
+    run, fed = pair.drafter._runner.run, []
+
+    def watched(work: list[tuple[SessionCache, int]], rows: list[int]) -> torch.Tensor:
+        fed.append(sum(count for _, count in work))
+        return run(work, rows)
+
+    monkeypatch.setattr(pair.drafter._runner, "run", watched)
+    pair.send("u", [n % 190 for n in range(100)], count=30)
     out = pair.ask("t", [n % 200 for n in range(420)], count=30)
+    assert max(fed) <= 64
+    assert sum(fed) > 520
     assert out.tokens == greedy(make_model("llama"), [n % 200 for n in range(420)], 30, out.tokens)
-    assert out.deltas[-1].drafts[DraftSource.MODEL][1] > 20
+    assert out.deltas[-1].drafts[DraftSource.MODEL][1] > 12
 
 
 def test_a_draft_model_that_fails_is_not_used_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

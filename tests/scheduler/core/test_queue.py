@@ -92,10 +92,10 @@ def test_who_comes_back_has_earned_no_credit_by_idling() -> None:
     queue.add(turn_of("busy"), set())
     queue.charge("busy", 1000)
     queue.add(turn_of("late"), set())
-    assert queue.served("late") == 1000
+    assert queue.tokens_served("late") == 1000
     queue.charge("busy", 50)
     queue.add(turn_of("late"), set())  # it waits already: not lifted again
-    assert queue.served("late") == 1000
+    assert queue.tokens_served("late") == 1000
 
 
 def test_running_tenants_count_as_active() -> None:
@@ -105,7 +105,7 @@ def test_running_tenants_count_as_active() -> None:
     queue.charge("busy", 70)
     queue.remove(first)  # admitted: it waits no more, but runs
     queue.add(turn_of("late"), {"busy"})
-    assert queue.served("late") == 70
+    assert queue.tokens_served("late") == 70
 
 
 def test_a_tenant_ahead_of_the_others_is_not_forgiven() -> None:
@@ -116,7 +116,7 @@ def test_a_tenant_ahead_of_the_others_is_not_forgiven() -> None:
     queue.remove(first)
     queue.add(turn_of("modest"), set())
     queue.add(turn_of("greedy"), set())
-    assert queue.served("greedy") == 500
+    assert queue.tokens_served("greedy") == 500
 
 
 def test_equal_demand_is_served_equally() -> None:

@@ -14,7 +14,8 @@ from tiny_models import greedy
 from cache.pages.retention import Stop
 from cache.tier import StopKind, Tier
 from scheduler.core.prefetcher import Prefetcher
-from scheduler.protocol import AwaitTools, Receipt, Warm, pack_ids
+from scheduler.protocol import AwaitTools, Warm, pack_ids
+from scheduler.turn_receipt import Receipt
 
 PROMPTS = [[20 * n + token for token in range(16)] for n in range(6)]
 
@@ -147,7 +148,7 @@ def test_a_named_session_is_brought_up_from_disk_when_it_is_announced(tmp_path: 
     prompt = [*PROMPTS[0], *first.tokens, 9]
     turn = again.send(prompt, 4, session="n")
     again.run()
-    assert receipt_of(again, turn).reused(Tier.DEVICE) == len(prompt) - 2
+    assert receipt_of(again, turn).count_reused(Tier.DEVICE) == len(prompt) - 2
     assert again.outcomes[turn].tokens == greedy(again.model, prompt, 4, again.outcomes[turn].tokens)
     again.leave()
 

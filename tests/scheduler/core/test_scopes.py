@@ -60,7 +60,7 @@ def test_salts_are_accounted_to_their_tenant(tmp_path: Path) -> None:
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(TALK, 1, session="s")
     probe.settle()
-    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.used * 4.5), share=0.5)
+    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.space.used * 4.5), share=0.5)
     kit.ask([9, *TALK[1:]], 1, tenant="b")
     settle(kit)
     for number in range(6):
@@ -73,7 +73,7 @@ def test_a_turn_pins_what_it_runs_on(tmp_path: Path) -> None:
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(TALK, 1, session="s")
     probe.settle()
-    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.used * 3.5))
+    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.space.used * 3.5))
     kit.ask(TALK, 1, keep_until=1e12)
     kit.ask([9, *TALK[1:]], 1, session="n", keep_until=1e12)
     kit.ask([9, *TALK[1:]], 1, session="n")  # does not end the pin
@@ -97,7 +97,7 @@ def test_a_salt_that_nothing_is_kept_of_leaves_nothing_behind(tmp_path: Path) ->
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(TALK, 1, session="s")
     probe.settle()
-    kit = Kit(pages=25, folder=tmp_path / "kv", disk_space=int(probe.archive.disk.used * 2.5))
+    kit = Kit(pages=25, folder=tmp_path / "kv", disk_space=int(probe.archive.disk.space.used * 2.5))
     for number in range(6):
         kit.ask(TALK, 1, salt=f"s{number}")
         kit.settle()

@@ -6,6 +6,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from speculation_kit import GRAMMAR, KINDS, Walk, assert_same, feed_all_drafts, 
 from tiny_models import CONTEXT
 
 from cache.pages.session import Position, SessionCache
+from cache.segments.chain import Owner
 from scheduler.core.constraint import Constraint
 from scheduler.core.drafters import Draft, HistoryDrafter
 from scheduler.core.engine_core import EngineCore
@@ -152,6 +154,30 @@ def test_a_deleted_session_is_not_proposed_any_more(forgetful: None) -> None:
     kit = Kit(speculates=True)
     kit.ask([1, 2, 3], 30, session="first", sampling=ONE_WORD)
     kit.store.forget("a", "first")
+    assert kit.ask([4, 5], 24, sampling=ONE_WORD).deltas[-1].drafts == {}
+
+
+def restarted(tmp_path: Path) -> Kit:
+    """A new engine, which finds a session of another one on disk."""
+    kit = Kit(speculates=True, folder=tmp_path)
+    kit.ask([1, 2, 3], 30, session="first", sampling=ONE_WORD)
+    kit.leave()
+    fresh = Kit(speculates=True, folder=tmp_path)
+    fresh.step()
+    return fresh
+
+
+def test_what_a_stored_session_said_is_proposed_after_a_restart(forgetful: None, tmp_path: Path) -> None:
+    kit = restarted(tmp_path)
+    drafted, accepted = kit.ask([4, 5], 24, sampling=ONE_WORD).deltas[-1].drafts[DraftSource.SESSIONS]
+    assert drafted >= accepted > 8
+
+
+def test_a_stored_session_is_proposed_to_its_tenant_only_and_while_it_exists(forgetful: None, tmp_path: Path) -> None:
+    kit = restarted(tmp_path)
+    assert kit.ask([4, 5], 24, tenant="b", sampling=ONE_WORD).deltas[-1].drafts == {}
+    assert kit.ask([4, 5], 24, salt="own", sampling=ONE_WORD).deltas[-1].drafts == {}
+    kit.archive.forget(Owner("a", "first", True), lambda: None)
     assert kit.ask([4, 5], 24, sampling=ONE_WORD).deltas[-1].drafts == {}
 
 

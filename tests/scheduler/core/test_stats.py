@@ -20,7 +20,7 @@ def test_sessions_are_counted_by_the_tier_that_they_leave(tmp_path: Path) -> Non
     probe = Kit(folder=tmp_path / "probe")
     probe.ask(PROMPTS[0], 6, session="0")
     probe.settle()
-    one = probe.archive.disk.used
+    one = probe.archive.disk.space.used
     kit = Kit(pages=6, host_pages=5, folder=tmp_path / "kv", disk_space=3 * one + one // 2)
     for number, prompt in enumerate(PROMPTS):
         kit.ask(prompt, 6, session=str(number))

@@ -123,7 +123,7 @@ def step_of(lengths: tuple[int, ...], counts: tuple[int, ...]) -> PackedStep:
     store = SessionStore(PagePool(tier, MemoryTier(0, PAGE, torch.device("cpu"))), None, None)
     sessions = sessions_of(tuple(a + b for a, b in zip(lengths, counts, strict=True)), tier, store)
     for session, length in zip(sessions, lengths, strict=True):
-        session.fed(length)
+        session.on_fed(length)
     return PackedStep(list(zip(sessions, counts, strict=True)), tier)
 
 

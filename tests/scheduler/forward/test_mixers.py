@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scheduler.forward.mixers import _batched
+from scheduler.forward.mixers import _batch
 from scheduler.model.decode_graphs import DeviceReadWatch
 
 
@@ -12,6 +12,6 @@ def test_rows_are_taken_without_a_copy_from_the_host() -> None:
     rows = torch.tensor([0, 2], device="meta")
     inputs = {"hidden": torch.ones(1, 3, 4, device="meta"), "other": [torch.ones(1, 3, device="meta"), None]}
     with torch.no_grad(), DeviceReadWatch():
-        found = _batched(inputs, rows, 3)
+        found = _batch(inputs, rows, 3)
     assert found["hidden"].shape == (2, 1, 4)
     assert found["other"][0].shape == (2, 1)

@@ -11,9 +11,9 @@ import torch
 from tiny_models import TWO_PARTS, make_model, make_tokenizer
 
 from scheduler.core.engine_core import EngineCore
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import load, prepare
-from scheduler.process import build
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
@@ -47,7 +47,7 @@ def run(engine: EngineCore) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", TWO_PARTS)
 def test_interleaved_requests(name: str) -> None:
     model = make_model(name)
-    engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
+    engine, facts = build_engine(CONFIG, prepare(model, make_tokenizer()))
     assert facts.encoder_decoder
     rng = random.Random(1)
     sources = [[rng.randrange(200) for _ in range(rng.choice((3, 9, 9, 20)))] for _ in range(8)]
@@ -67,7 +67,7 @@ def test_interleaved_requests(name: str) -> None:
 
 def test_prompt_and_reply_have_a_context_each() -> None:
     model = make_model("bart")
-    engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
+    engine, facts = build_engine(CONFIG, prepare(model, make_tokenizer()))
     assert facts.max_context == 64
     assert submit(engine, "a", [5] * 60, 60) is None
     assert submit(engine, "b", [5] * 65, 1) == "context_length_exceeded"
@@ -86,7 +86,7 @@ def test_a_saved_encoder_decoder_is_loaded_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TWO_PARTS)
 def test_a_grammar_is_obeyed(name: str) -> None:
-    engine, _ = build(CONFIG, prepare(make_model(name), make_tokenizer()))
+    engine, _ = build_engine(CONFIG, prepare(make_model(name), make_tokenizer()))
     source, grammar = pack_ids([70, 71, 72]), "start: /[a-c]{5}[x-z]/"
     assert engine.submit(Submit("t", "a", source, None, Sampling(seed=3), grammar=grammar)) is None
     text = ""

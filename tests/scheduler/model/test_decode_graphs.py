@@ -20,10 +20,13 @@ from torch.utils._pytree import tree_flatten
 from cache.attention import packed_attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
+from cache.pages.session import SessionCache
 from scheduler.forward.mode import installed
 from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
 from scheduler.model.probe import Verdict, probe
+
+EMPTY = SessionCache("", None)
 
 
 def again(step: Step) -> Callable[[], Any]:
@@ -34,7 +37,10 @@ def again(step: Step) -> Callable[[], Any]:
 class Scene:
     """An engine whose decode steps run as graphs, on the CPU."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "llama", capture: Any = again) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, name: str = "llama", capture: Any = again, **options: Any
+    ) -> None:
+        """``options``: of the ``Kit``."""
         self.model = make_model(name)
         verdict: Verdict = probe(self.model, read_layers(self.model.config.get_text_config()), engine_kit.PAGE)
         verdict.mode.remove()
@@ -46,8 +52,8 @@ class Scene:
         monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
         mode: Any = verdict.mode
         monkeypatch.setattr(mode.attention, "_backends", {})
-        self.kit = Kit(name)
-        self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, Capture(capture))
+        self.kit = Kit(name, **options)
+        self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, Capture(capture), 1 << 30)
         self.kit.runner._graphs = self.graphs
         self.served = 0
         run = self.graphs.run
@@ -90,6 +96,32 @@ def test_what_graphs_say_is_what_the_model_says(
     scene.check([[n, n + 1] for n in range(7)], 6)  # more than any graph has rows
     assert scene.served - served < 6
     assert not ours(said)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "mistral"])
+def test_graphs_over_pages_in_two_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that have released what windowed layers do not see, at lengths of their own."""
+    scene = Scene(monkeypatch, name, divided=True, pages=64)
+    assert scene.kit.pool.windows is not None
+    tier = scene.kit.pool.device
+    free = tier.free
+    with installed(scene.kit.mode):
+        scene.graphs.capture_all()
+    scene.kit.mode.remove()
+    assert [*scene.graphs.captured] == [1, 2, 4, 6]
+    assert tier.free == free
+    prompts = [[1, 2, 3] * 5, [4] * 19, [5, 6, 7, 8, 9, 10, 11] * 7]
+    turns = [scene.kit.send(prompt, 30) for prompt in prompts]
+    released = 0
+    while not scene.kit.engine.idle:
+        scene.kit.step()
+        assert not scene.kit.store.residency.make_room(1 << 20)
+        released = max(released, *(session.released for session in (*scene.kit.store.residency, EMPTY)))
+    assert released > 4
+    assert scene.served > 20
+    for prompt, turn in zip(prompts, turns, strict=True):
+        tokens = scene.kit.outcomes[turn].tokens
+        assert tokens == greedy(scene.model, prompt, 30, tokens)
 
 
 class Reads(TorchDispatchMode):
@@ -222,11 +254,38 @@ def test_a_model_that_looks_at_numbers_is_not_captured(
     assert scene.served == 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
-def test_states_and_keys_that_are_not_read_in_place_are_for_no_graph(
-    name: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba"])
+def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions come and go, in steps of graphs and in steps with prompts; what they leave is resumed."""
+    scene = Scene(monkeypatch, name, pages=200)
+    with installed(scene.kit.mode):
+        scene.graphs.capture_all()
+    scene.kit.mode.remove()
+    assert (*scene.graphs.captured, scene.graphs.refused) == (1, 2, 4, 6, "")
+    prompts = [[n, 3, n + 1] * (1 + 3 * n) for n in range(6)]
+    turns = [scene.kit.send(prompts[n], 5 + 4 * n, session=f"s{n}") for n in range(4)]
+    for _ in range(7):
+        scene.kit.step()
+    turns += [scene.kit.send(prompts[n], 14, session=f"s{n}") for n in (4, 5)]
+    scene.kit.run()
+    assert scene.served > 12
+    for n in (5, 1, 3, 0):
+        tokens = scene.kit.outcomes[turns[n]].tokens
+        assert tokens == greedy(scene.model, prompts[n], len(tokens))
+        prompts[n] = [*prompts[n], *tokens, 9]
+    served = scene.served
+    later = [scene.kit.send(prompts[n], 6, session=f"s{n}") for n in (5, 1, 3, 0)]
+    scene.kit.run()
+    assert scene.served - served > 3
+    for n, turn in zip((5, 1, 3, 0), later, strict=True):
+        outcome = scene.kit.outcomes[turn]
+        assert outcome.tokens == greedy(scene.model, prompts[n], 6)
+
+
+def test_keys_that_are_not_read_in_place_are_for_no_graph(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(monkeypatch, name)
+    scene = Scene(monkeypatch, "deepseek_v3")
     scene.kit.ask([1, 2, 3], 8)
     assert (scene.served, len(scene.graphs)) == (0, 0)
     assert not ours(said)  # none was tried

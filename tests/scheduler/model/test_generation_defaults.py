@@ -71,6 +71,21 @@ def test_a_file_or_a_folder_that_holds_one(tmp_path: Path) -> None:
     assert read_generation(tmp_path) == read_generation(tmp_path / "generation_config.json") == {"top_k": 3}
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("temprature", "temperature"), ("topp", "top_p"), ("stop_string", "stop_strings")]
+)
+def test_a_misspelt_name(tmp_path: Path, name: str, meant: str) -> None:
+    (path := tmp_path / "x.json").write_text(json.dumps({name: 1}))
+    with pytest.raises(ValueError, match=f"^--generation-config: {name} is no parameter; did you mean {meant}\\?$"):
+        read_generation(path)
+
+
+def test_names_that_mean_nothing_here(tmp_path: Path) -> None:
+    said = {"top_h": 0.5, "typical_p": 1.0, "max_window_size": 24000, "chat_format": "chatml"}  # the last: Qwen
+    (path := tmp_path / "x.json").write_text(json.dumps(said))
+    assert read_generation(path) == said
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "\udcff"])
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     (path := tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
-from scheduler import process
+from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
-from scheduler.model import loader
+from scheduler.model import load_errors, loader
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
@@ -110,7 +110,7 @@ def test_a_context_that_memory_cuts_is_told(
 ) -> None:
     loaded = load_quietly(llama)
     kv = None if memory is None else memory * PAGE_SIZE * loaded.verdict.token_bytes
-    _, facts = process.build(EngineConfig("", str(llama), device="cpu", kv_memory=kv), loaded)
+    _, facts = build_engine(EngineConfig("", str(llama), device="cpu", kv_memory=kv), loaded)
     lines = [record.getMessage() for record in said.records if "--kv-memory" in record.getMessage()]
     assert len(lines) == told
     assert (facts.max_context < CONTEXT) is told
@@ -152,21 +152,39 @@ def test_a_model_that_does_not_generate_text(copy: Path) -> None:
     assert "class" not in told
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]"])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_files_that_are_broken(copy: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_that_is_no_json_is_named(copy: Path, name: str, text: str) -> None:
     (copy / name).write_text(text)
-    reason(copy)
+    assert reason(copy).endswith(f": {copy / name} is not valid JSON")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_that_holds_something_else(copy: Path, name: str, text: str) -> None:
+    (copy / name).write_text(text)
+    assert ("the tokenizer in" if name == "tokenizer.json" else "config.json") in reason(copy)
+
+
+def test_a_folder_that_is_empty(tmp_path: Path) -> None:
+    assert reason(tmp_path).endswith(f": there is no config.json in {tmp_path}")
 
 
 def test_a_configuration_that_does_not_fit_the_weights(copy: Path) -> None:
     edit(copy / "config.json", intermediate_size=95)
-    reason(copy)
+    assert "weights have other sizes than its configuration says" in reason(copy)
 
 
 def test_a_configuration_of_wrong_types(copy: Path) -> None:
     edit(copy / "config.json", hidden_size="many")
-    reason(copy)
+    assert reason(copy).endswith("is not valid: Field 'hidden_size' expected int, got str (value: 'many')")
+
+
+def test_a_library_that_no_extra_brings_is_named() -> None:
+    error = ImportError("TimmWrapperModel requires the timm library but it was not found in your environment.\nSee")
+    assert load_errors.reason(error, "org/model") == "a library is missing: pip install timm"
+    pictures = ImportError("Gemma3ImageProcessor requires the PIL library but it was not found in your environment.")
+    assert load_errors.reason(pictures, "org/model").endswith("[media]'")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -176,6 +194,22 @@ def test_cuda_where_there_is_none(llama: Path) -> None:
 
 
 # -- the fingerprint ------------------------------------------------------------------------------------------------
+
+
+def test_rounded_kv_has_a_fingerprint_of_its_own(llama: Path) -> None:
+    configs = [EngineConfig("", str(llama), device="cpu", kv_dtype=kind) for kind in ("auto", "int8", "fp8")]
+    loaded = [load(config, lambda message: None) for config in configs]
+    assert len({fingerprint(one) for one in loaded}) == 3
+    exact, small = (build_engine(config, one)[1] for config, one in zip(configs[:2], loaded[:2], strict=True))
+    assert exact.kv_rounding is None
+    assert small.kv_rounding is not None
+    assert 2 * small.kv_bytes_per_token < exact.kv_bytes_per_token
+    assert small.pages > 2 * exact.pages
+
+
+def test_rounded_kv_is_not_for_a_divided_model(llama: Path) -> None:
+    with pytest.raises(LoadFailed, match="--kv-dtype int8: not with --tensor-parallel"):
+        load(EngineConfig("", str(llama), device="cpu", kv_dtype="int8", tensor_parallel=2), lambda message: None)
 
 
 def test_the_same_files_elsewhere_have_the_same_fingerprint(llama: Path, copy: Path) -> None:
@@ -283,9 +317,9 @@ def test_a_driver_that_is_too_old_is_told(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
-    assert loader._device("auto").type == "cpu"
+    assert loader.device_of("auto").type == "cpu"
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (driver and cuda is not None)
     assert all("driver on your system is too old" in line and "runs on the CPU" in line for line in told)
     with pytest.raises(LoadFailed, match="too old" if cuda else "no CUDA device can be used here; try"):
-        loader._device("cuda")
+        loader.device_of("cuda")

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from cache.memory.tier import PageShape
+from cache.pages.layers import AttentionLayer, Reach, Windows
 from cache.pages.pool import PagePool
 from scheduler import cgroups
+from scheduler.cgroups import physical_memory
 from scheduler.engine_config import EngineConfig
 from scheduler.model import memory
-from scheduler.model.memory import TooSmall, build_store, physical_memory
+from scheduler.model.memory import TooSmall, build_store
 
 CPU = torch.device("cpu")
 SHAPES = {0: PageShape(2, 8, 2, 8, torch.float32), 1: PageShape(1, 4, 1, 12, torch.bfloat16)}
@@ -27,11 +29,12 @@ def build(
     stateful: bool = False,
     state: Any = None,
     device: torch.device = CPU,
+    windows: Windows | None = None,
 ) -> PagePool:
     """The pool for a model whose layers store ``shapes``."""
     token_bytes = sum(shape.nbytes for shape in shapes.values())
     mode = SimpleNamespace(stateful=stateful, caches=True)
-    verdict: Any = SimpleNamespace(mode=mode, shapes=shapes, token_bytes=token_bytes, skeleton=state)
+    verdict: Any = SimpleNamespace(mode=mode, shapes=shapes, token_bytes=token_bytes, skeleton=state, windows=windows)
     store = build_store(budgets, verdict, PAGE, device)
     assert store.stateful is stateful
     return store.pool
@@ -49,6 +52,27 @@ def test_as_many_whole_pages_as_the_budget_holds(budget: int, pages: int) -> Non
     for tier in (pool.device, pool.host):
         stored = sum(t.nbytes for t in (*tier.keys.values(), *tier.values.values()))
         assert stored == pages * PAGE_BYTES <= budget
+
+
+NEAR = Windows(frozenset({0, 1, 2}), (AttentionLayer(Reach.SLIDING, 64, True),))
+ALIKE = dict.fromkeys(range(4), PageShape(2, 8, 2, 8, torch.float32))
+
+
+def test_a_budget_of_pages_in_two_parts_is_that_of_frames() -> None:
+    pool = build(config(39 * 4 * 2048, 39 * 4 * 2048), ALIKE, windows=NEAR)
+    assert pool.windows is NEAR
+    for tier in (pool.device, pool.host):
+        frames = tier.slots
+        assert tier.frames.pages(frames) == 39
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tier.pools.values()}
+        assert [*storages.values()] == [39 * 4 * 2048]
+    assert build(config(40 * 4 * 2048), ALIKE).device.slots == 40
+
+
+def test_layers_that_cannot_be_divided_keep_pages_of_all_layers() -> None:
+    pool = build(config(11 * PAGE_BYTES), windows=Windows(frozenset({0}), NEAR.kinds))
+    assert pool.windows is not None or pool.device.slots == 11
+    assert (pool.device.slots, pool.windows) == (11, None)
 
 
 def test_a_budget_for_less_than_four_pages_is_too_small_and_says_what_is_enough() -> None:

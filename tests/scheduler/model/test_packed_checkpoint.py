@@ -31,7 +31,7 @@ from scheduler.engine_config import EngineConfig
 from scheduler.model import checkpoint
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.weights.packed_formats import format_of
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 
 DEMO = Path(__file__).resolve().parents[3] / "server" / "demo"
 PROMPTS = [[(7 * i + 3) % 1000 + 10 for i in range(40)], list(range(10, 21)), [*range(30, 70), 5, 6, 7]]
@@ -91,7 +91,7 @@ def test_tokens_are_those_of_the_codes(name: str, tmp_path: Path) -> None:
     want = write(tmp_path, name)
     loaded = load_packed(tmp_path)
     assert loaded.verdict.mode.name == "packed"
-    kept = [quantised(p) for p in loaded.model.parameters()]
+    kept = [quantised_weight_of(p) for p in loaded.model.parameters()]
     assert sum(one is not None for one in kept) > 10
     assert not any(one.touched for one in kept if one is not None)
     assert generate(loaded, PROMPTS, 12) == [greedy(want, prompt, 12) for prompt in PROMPTS]
@@ -173,7 +173,7 @@ def test_a_packed_weight_that_is_no_linear_module_is_left_to_the_library(
         asked.append(settings.quantization_config)
         raise ValueError("the library was asked")
 
-    monkeypatch.setattr(checkpoint, "_quantised", quantised_options)
+    monkeypatch.setattr(checkpoint, "_quantised_options", quantised_options)
     with pytest.raises(LoadFailed, match="the library was asked"):
         load_packed(tmp_path)
     assert asked == [said_by(awq, 4, 64)]

@@ -18,7 +18,7 @@ from scheduler.accel.cpu.experts import packed_experts
 from scheduler.engine_config import EngineConfig
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import LoadedModel, load
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 
 PROMPTS = [[(7 * i + 3) % 1000 + 10 for i in range(40)], list(range(10, 21))]
 
@@ -59,7 +59,9 @@ def test_values_stay_packed_and_as_they_are(tmp_path: Path) -> None:
         want = dict(write(folder, name).named_parameters())
         config = EngineConfig("", str(folder / "packed"), device="cpu", dtype="float32")
         model, _ = read_model(config, read_config(config), torch.device("cpu"))
-        kept = {key: weight for key, one in model.named_parameters() if (weight := quantised(one)) is not None}
+        kept = {
+            key: weight for key, one in model.named_parameters() if (weight := quantised_weight_of(one)) is not None
+        }
         assert len(kept) >= 4
         for key, weight in kept.items():
             torch.testing.assert_close(weight.dense(), want[key].data, rtol=1e-6, atol=0)

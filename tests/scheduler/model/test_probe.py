@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from engine_kit import ours
 from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
 from cache.attention import cpu
-from cache.pages.layers import AttentionLayer, Reach, read_layers
+from cache.memory.codec import Codec
+from cache.memory.tier import PageShape
+from cache.pages.layers import AttentionLayer, Reach, Windows, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import PackedMode
 from scheduler.model import probe as probe_module
+from scheduler.model.kv_rounding import round_kv
 from scheduler.model.loader import prepare
-from scheduler.model.measurement import describe
+from scheduler.model.measurement import Measurement, describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 
 PAGE = 4
@@ -81,6 +86,38 @@ def test_the_mode_is_installed_when_the_probe_returns() -> None:
     assert model.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("window", [8, 1024])  # the model crosses it itself, or its twin does
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "mistral"])
+def test_keys_behind_a_window_may_leave(name: str, window: int) -> None:
+    verdict = verdict_on(make_model(name, sliding_window=window))
+    assert verdict.windows is not None
+    assert verdict.windows.layers == ({0, 1, 2, 3} if name == "mistral" else {0, 1, 3})
+    assert verdict_on(make_model("llama")).windows is None
+    assert verdict_on(make_model("gemma2", sliding_window=512)).windows is not None
+
+
+@pytest.mark.parametrize("window", [8, 1024])
+def test_keys_stay_where_results_would_differ_without_them(
+    window: int, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    def too_many(self: Windows, length: int) -> int:
+        return self.first_key(length) and self.first_key(length) + PAGE
+
+    monkeypatch.setattr(Windows, "first_kept", too_many)
+    verdict = verdict_on(make_model("gemma3", sliding_window=window))
+    assert verdict.mode.name == "packed"
+    assert verdict.windows is None
+    assert [message for message in ours(said) if "keep all keys" in message]
+
+
+def test_keys_stay_where_parts_of_pages_are_mixed_up(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(PackedStep, "write_positions", lambda self, layer: self.write_index)
+    assert verdict_on(make_model("gemma3", sliding_window=1024)).windows is None
+    assert [message for message in ours(said) if "keep all keys" in message]
+
+
 # -- broken on purpose ----------------------------------------------------------------------------------------------
 
 
@@ -117,7 +154,7 @@ def test_one_layer_of_the_wrong_kind() -> None:
 
 @pytest.mark.usefixtures("only_packed")
 def test_sessions_that_leak_into_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_for_all(self: SessionCache, device: torch.device) -> torch.Tensor:
+    def one_for_all(self: SessionCache, device: torch.device, near: bool = False) -> torch.Tensor:
         return torch.arange(11, device=device)
 
     monkeypatch.setattr(SessionCache, "table", one_for_all)
@@ -172,3 +209,40 @@ def test_an_earlier_verdict_is_measured_first(tmp_path: Path, monkeypatch: pytes
     remembered.write_text('{"mode": "packed"}')  # a lie costs a measurement and no more
     assert describe(prepare(make_model("bloom"), tokenizer, tmp_path).verdict.mode) == "alone"
     assert json.loads(remembered.read_text())["mode"] == "alone"
+
+
+def test_what_rounded_kv_changes_is_measured(caplog: pytest.LogCaptureFixture) -> None:
+    model, codec = make_model("llama"), Codec.INT8
+    caplog.set_level("INFO")
+    verdict = probe(model, read_layers(model.config), PAGE, codec=codec)
+    verdict.mode.remove()
+    assert {shape.codec for shape in verdict.shapes.values()} == {codec} == {verdict.codec}
+    assert verdict.token_bytes == sum(shape.nbytes for shape in verdict.shapes.values()) == 4 * 2 * (2 * 16 + 16)
+    kv = verdict.kv
+    assert kv is not None
+    assert (kv.layers, kv.stored, kv.refused) == (4, 4, "")
+    assert kv.error is not None
+    assert kv.same is not None
+    assert 1e-4 < kv.error < 0.02
+    assert kv.same > 0.9
+    assert kv.line in ours(caplog)
+
+
+def test_a_model_whose_kv_cannot_be_rounded_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model("falcon")  # runs with masks: its own attention computes with what is gathered
+    verdict = probe(model, read_layers(model.config), PAGE, codec=Codec.INT8)
+    verdict.mode.remove()
+    assert verdict.codec is Codec.EXACT
+    assert {shape.codec for shape in verdict.shapes.values()} == {Codec.EXACT}
+    assert verdict.kv is not None
+    assert verdict.kv.line.startswith("--kv-dtype int8 is not used, KV is exact: none of its layers")
+    assert verdict.kv.line in ours(caplog)
+
+
+def test_rounded_kv_that_gives_no_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measurement, "compare", lambda *args: (float("inf"), 0.0))
+    mode: Any = SimpleNamespace(in_place=frozenset({0}))
+    measurement: Any = Measurement.__new__(Measurement)
+    shapes = {0: PageShape(2, 16, 2, 16, torch.float32)}
+    assert round_kv(measurement, mode, shapes, Codec.INT8)[0] == shapes
+    assert round_kv(measurement, mode, shapes, Codec.INT8)[1].refused == "the results are not numbers"

@@ -16,7 +16,7 @@ from scheduler.model.loader import prepare
 from scheduler.model.measurement import make_session, random_tokens, reference_logits
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.thresholds import Thresholds
-from scheduler.model.twin import Twin, _built, make_twin
+from scheduler.model.twin import Twin, _build, make_twin
 
 PAGE = 4
 REAL = 4096  # far past the probe's timelines
@@ -182,7 +182,7 @@ def test_a_copy_without_changes_says_the_same(name: str) -> None:
     """Else a difference would be the copy's, not the threshold's."""
     model = make_model(name)
     session = make_session(random_tokens(model, (42,))[0], None)
-    assert torch.equal(reference_logits(_built(model, {}), session), reference_logits(model, session))
+    assert torch.equal(reference_logits(_build(model, {}), session), reference_logits(model, session))
 
 
 def test_a_window_that_only_the_cache_has_is_found() -> None:

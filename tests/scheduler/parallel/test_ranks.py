@@ -11,10 +11,12 @@ import msgspec
 import pytest
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.frames import UNDIVIDED
+from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.pages.layers import AttentionLayer, Reach, Windows
 from cache.pages.pool import PagePool
 from cache.tiers import transfer
-from scheduler.parallel.commands import DEVICE, HOST, CopyPages, CreateTiers, FreeMemory, Ordered
+from scheduler.parallel.rank_commands import DEVICE, HOST, CopyPages, CreateTiers, FreeMemory, Ordered
 from scheduler.parallel.rank_link import RankLink, line_pair
 from scheduler.parallel.rank_tiers import RankTiers
 from scheduler.parallel.ranks import RankedTier, RankLost, Ranks
@@ -76,17 +78,22 @@ class Other:
 class Scene:
     """Three ranks with 12 device and 12 host pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: dict[int, PageShape] = SHAPES, windows: Windows | None = None) -> None:
+        """``windows``: pages have two parts."""
         self.others = [Other() for _ in range(RANKS - 1)]
         self.ranks = Ranks([other.ordered for other in self.others], [other.files for other in self.others])
         assert self.ranks.call(CreateTiers(12, 12, SIZE, False)) == ["", ""]
         for other in self.others:
             for tier in other.share.tiers:
-                for layer, shape in SHAPES.items():
+                for layer, shape in shapes.items():
                     tier._create(layer, shape)
-        self.ranks.split = SPLIT
-        device = RankedTier(self.ranks, DEVICE, 12, SIZE, CPU, shapes=SHAPES)
-        self.pool = PagePool(device, RankedTier(self.ranks, HOST, 12, SIZE, CPU, shapes=SHAPES))
+        split = divide(shapes, windows.layers, SIZE) if windows is not None else UNDIVIDED
+        if windows is not None:
+            assert self.ranks.call(CreateTiers(12, 12, SIZE, True, split)) == ["", ""]
+        self.ranks.split = SPLIT if windows is None else frozenset(self.others[0].share.tiers[DEVICE].pools)
+        device = RankedTier(self.ranks, DEVICE, 12, SIZE, CPU, shapes=shapes, division=split)
+        host = RankedTier(self.ranks, HOST, 12, SIZE, CPU, shapes=shapes, division=split)
+        self.pool = PagePool(device, host, windows)
 
     def go_on(self) -> None:
         """Nobody is held any more."""
@@ -147,6 +154,37 @@ def test_pages_move_on_every_rank(scene: Scene) -> None:
     pool.promote([pages[0], pages[2]])
     back = pool.device.gather(transfer.rows_of([pages[0], copy, pages[2]], SIZE, 0, 12))
     assert all(torch.equal(back[name], before[name]) for name in before)
+
+
+def test_pages_in_two_parts_move_on_every_rank() -> None:
+    shapes = dict.fromkeys(range(3), PageShape(2, 8, 2, 8, torch.bfloat16))
+    windows = Windows(frozenset({0, 2}), (AttentionLayer(Reach.SLIDING, 4, True),))
+    scene = Scene(shapes, windows)
+    try:
+        pool = scene.pool
+        assert pool.device.token_bytes == 3 * pool.session_bytes(1) // 3 == 3 * 2 * 6 * 8 * 2
+        assert pool.device.near_token_bytes == 2 * 2 * 6 * 8 * 2
+        pages = [pool.alloc() for _ in range(3)]
+        pool.drop_near(pages[:1])
+        rows = {near: transfer.rows_of(pages[near:], SIZE, 0, 12 - 4 * near, near) for near in (False, True)}
+        given = {name: scene.tensor(name, len(rows[pool.device.is_near(name)])) for name in pool.device.pools}
+        for name, tokens in given.items():
+            pool.device.scatter(rows[pool.device.is_near(name)], name, tokens)
+        pages[2] = pool.unshare(pages[2])
+        pool.release_warm(pages)
+        pool.demote()
+        rows = {near: transfer.rows_of(pages[near:], SIZE, 0, 12 - 4 * near, near) for near in (False, True)}
+        below = pool.host.gather(rows[False], rows[True])
+        assert all(torch.equal(below[name], given[name]) for name in given)
+        pool.hold_warm(pages)
+        pool.promote(pages)
+        rows = {near: transfer.rows_of(pages[near:], SIZE, 0, 12 - 4 * near, near) for near in (False, True)}
+        back = pool.device.gather(rows[False], rows[True])
+        assert all(torch.equal(back[name], given[name]) for name in given)
+    finally:
+        scene.ranks.close()
+        for other in scene.others:
+            other.join()
 
 
 def test_a_file_is_read_after_what_was_told_before(scene: Scene) -> None:

@@ -11,7 +11,7 @@ from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache
-from scheduler.parallel.commands import Ordered, PackedForward
+from scheduler.parallel.rank_commands import Ordered, PackedForward
 from scheduler.parallel.session_view import SessionViews, SessionViewSender
 
 SIZE = 4
@@ -27,7 +27,7 @@ def session(fed: int, owed: int, slots: list[int]) -> SessionCache:
     """Tokens ``fed`` and ``owed``, on these pages."""
     made = SessionCache("a", None)
     made.token_ids.extend(range(fed + owed))
-    made.fed(fed)
+    made.on_fed(fed)
     made.pages = [Page(TIER, slot) for slot in slots]
     return made
 
@@ -62,7 +62,23 @@ def test_steps_are_the_same_at_both_ends() -> None:
         same(work, echoes.work(told(teller.step(work, [0]))))
         for one, count in work:
             one.token_ids.append(77)
-            one.fed(count)
+            one.on_fed(count)
+
+
+def test_the_near_parts_of_pages_are_told_too() -> None:
+    teller, echoes = SessionViewSender(), SessionViews()
+    teller.divided = True
+    a, b = session(5, 3, [7, 2]), session(3, 9, [1, 30, 31])
+    for at, page in enumerate((*a.pages, *b.pages)):
+        page.near = 20 + at
+    for _ in range(2):
+        echoed = echoes.work(told(teller.step([(a, 1), (b, 2)], [0])))
+        for (mine, _), (there, _) in zip([(a, 1), (b, 2)], echoed, strict=True):
+            assert there.near_slots.tolist() == mine.near_slots.tolist()
+            assert there.slots.tolist() == mine.slots.tolist()
+        a.pages[0].near = -1
+        a.on_pages_moved()
+    assert a.near_slots[0] == -1
 
 
 def test_a_page_table_is_told_when_it_has_changed() -> None:
@@ -74,7 +90,7 @@ def test_a_page_table_is_told_when_it_has_changed() -> None:
     echoes.work(told(first))
     assert teller.step([(a, 1), (b, 1)], [0]).tables == {}
     b.pages[2] = Page(TIER, 9)
-    b.moved()
+    b.on_pages_moved()
     second = teller.step([(a, 1), (b, 2)], [0])
     assert list(second.tables) == [1]
     same([(a, 1), (b, 2)], echoes.work(told(second)))

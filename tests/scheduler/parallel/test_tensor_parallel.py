@@ -32,6 +32,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield request.param, found, folder
 
 
+def stored_of(driver: Driver, session: str, length: int) -> dict[str, torch.Tensor]:
+    """The keys and values of a session."""
+    found, pool = driver.store.find("a", session), driver.store.pool
+    assert found is not None
+    rows = [transfer.rows_of(found.pages, 16, 0, length, near) for near in (False, True)]
+    return pool.device.gather(rows[0], rows[1] if pool.windows is not None else None)
+
+
 # -- the same words ----------------------------------------------------------------------------------------------------
 
 
@@ -40,7 +48,7 @@ def test_what_the_server_is_told(pair: Pair) -> None:
     driver = Driver(found, config_of(model, 2, pages=40))
     assert (driver.facts.mode, driver.facts.tensor_parallel) == ("packed", 2)
     assert driver.facts.kv_bytes_per_token == 4 * 2 * 2 * 16 * 4  # layers, K and V, heads of both ranks, dim, bytes
-    assert driver.facts.pages == 40  # each rank holds half of every page
+    assert driver.facts.pages == (39 if pair[0] == "gemma3" else 40)  # half of every page, in frames of three layers
     assert driver.facts.parameters == sum(p.numel() for p in model_of(pair[0]).parameters())
     assert driver.facts.weight_bytes == sum(p.nbytes for p in model_of(pair[0]).parameters())
 
@@ -50,7 +58,7 @@ def test_conversations_through_the_host(pair: Pair) -> None:
     driver = Driver(found, config_of(model, 2, pages=10, host_pages=40, max_step_tokens=32))
     conversations(driver, name, sessions=5, turns=3)
     assert driver.engine.stats().tier(Tier.DEVICE).evictions
-    assert any(o.receipt is not None and o.receipt.reused(Tier.HOST) for o in driver.outcomes.values())
+    assert any(o.receipt is not None and o.receipt.count_reused(Tier.HOST) for o in driver.outcomes.values())
 
 
 def test_turns_that_do_not_fit_together(pair: Pair) -> None:
@@ -124,8 +132,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     first = both.ask(prompt, 6, "s").tokens
     saved = both.store.find("a", "s")
     assert saved is not None
-    rows = transfer.rows_of(saved.pages, 16, 0, saved.length)
-    here = both.store.pool.device.gather(rows)
+    here = stored_of(both, "s", saved.length)
     both.leave()
 
     one = Driver(single, config_of(model, 1, kv_folder=str(tmp_path / "kv")))
@@ -135,11 +142,9 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     again = [*prompt, *first, 1, 2, 3]
     outcome = one.ask(again, 6, "s")
     assert outcome.receipt is not None
-    assert (outcome.receipt.reused(Tier.DISK), outcome.receipt.cached) == (50, 50)
+    assert (outcome.receipt.count_reused(Tier.DISK), outcome.receipt.cached) == (50, 50)
     assert outcome.tokens == greedy(model_of(name), again, 6, outcome.tokens)
-    stored = one.store.find("a", "s")
-    assert stored is not None
-    there = one.store.pool.device.gather(transfer.rows_of(stored.pages, 16, 0, saved.length))
+    there = stored_of(one, "s", saved.length)
     assert all(torch.equal(here[kind], there[kind]) for kind in here)  # what was loaded
     computed = one.ask(prompt, 1, prompt_logprobs=0)  # from the first token
     assert computed.receipt is not None
@@ -149,7 +154,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     third = [*again, *outcome.tokens, 4, 5]
     last = both.ask(third, 6, "s")
     assert last.receipt is not None
-    assert (last.receipt.reused(Tier.DISK), last.receipt.cached) == (len(third) - 3, len(third) - 3)
+    assert (last.receipt.count_reused(Tier.DISK), last.receipt.cached) == (len(third) - 3, len(third) - 3)
     assert last.tokens == greedy(model_of(name), third, 6, last.tokens)
     both.leave()
 
@@ -162,9 +167,7 @@ def test_keys_and_values_are_those_of_one_rank(pair: Pair) -> None:
     for ranks, source in ((2, found), (1, load(config_of(model, 1), lambda message: None))):
         driver = Driver(source, config_of(model, ranks))
         driver.ask(prompt, 1, "s")
-        session = driver.store.find("a", "s")
-        assert session is not None
-        gathered.append(driver.store.pool.device.gather(transfer.rows_of(session.pages, 16, 0, 40)))
+        gathered.append(stored_of(driver, "s", 40))
     two, one = gathered
     assert list(two) == list(one)
     for kind, tensor in one.items():
@@ -173,7 +176,8 @@ def test_keys_and_values_are_those_of_one_rank(pair: Pair) -> None:
 
 def test_too_little_memory_is_told(pair: Pair) -> None:
     _, found, model = pair
-    with pytest.raises(TooSmall, match="--kv-memory 8192 bytes hold 1 pages of 8192 bytes"):
+    page = {"llama": 8192, "gemma3": 6144}[pair[0]]  # bytes of all layers, or of the three windowed ones
+    with pytest.raises(TooSmall, match=f"--kv-memory 8192 bytes hold 1 pages of {page} bytes"):
         Driver(found, config_of(model, 2, kv_memory=8192))
 
 

@@ -47,9 +47,9 @@ def completion(title: str, param: str | None, **body: Any) -> Kind:
     return Kind(title, param, {"prompt": "Once", **body}, COMPLETIONS)
 
 
-def raw(title: str, data: bytes, status: int = 400, **headers: str) -> Kind:
+def raw(title: str, data: bytes, status: int = 400, param: str | None = None, **headers: str) -> Kind:
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Kind(title, None, data, status=status, headers={**JSON, **sent})
+    return Kind(title, param, data, status=status, headers={**JSON, **sent})
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -76,8 +76,12 @@ BYTES = [
     raw("bytes that are not UTF-8", b'{"messages": "\xff\xfe"}'),
     raw("overlong UTF-8", b'{"messages": "\xc0\xaf"}'),
     raw("a surrogate in UTF-8", b'{"messages": "\xed\xa0\x80"}'),
-    raw("a lone surrogate escaped", rb'{"messages": [{"role": "user", "content": "\ud83d"}]}'),
-    raw("surrogates in the wrong order", rb'{"user": "\udc00\ud800", "messages": []}'),
+    raw(
+        "a lone surrogate escaped",
+        rb'{"messages": [{"role": "user", "content": "\ud83d"}]}',
+        param="messages[0].content",
+    ),
+    raw("surrogates in the wrong order", rb'{"user": "\udc00\ud800", "messages": []}', param="user"),
     raw("a lone surrogate in a key", rb'{"\ud800": 1}'),
     raw("a raw line end in a string", b'{"user": "a\nb"}'),
     raw("a NUL between tokens", b'{"messages":\0[]}'),
@@ -166,7 +170,12 @@ FIELDS = [
     chat("a session with NUL", "session_id", session_id="a\0b"),
     chat("a session that is a number", "session_id", session_id=5),
     chat("several choices of a session", "n", session_id="s", n=2),
-    Kind("a session in a header that is no name", None, {"messages": HELLO}, headers={"x-session-id": "a b"}),
+    Kind(
+        "a session in a header that is no name",
+        None,
+        {"messages": HELLO},
+        headers={"x-session-id": "a b", "x-session-create": "true"},
+    ),
     Kind("two sessions", "session_id", {"messages": HELLO, "session_id": "a"}, headers={"x-session-id": "b"}),
     Kind(
         "a retry's key with a space",
@@ -235,7 +244,25 @@ ADDRESSES = [
     Kind("a path with dots", None, {}, f"/v1/../{CANARY}", status=404),
     Kind("a path with NUL", "model", None, "/v1/models/%00", "GET", 404),
     Kind("another model's page", "model", None, f"/v1/models/{CANARY}", "GET", 404),
-    Kind("embeddings", None, {"input": CANARY}, "/v1/embeddings", status=404),
+    Kind("embeddings of a model that chats", "model", {"input": CANARY}, "/v1/embeddings"),
+    Kind("embeddings of nothing", "input", {"input": []}, "/v1/embeddings"),
+    Kind("embeddings of texts and ids", "input", {"input": [CANARY, 1]}, "/v1/embeddings"),
+    Kind("embeddings of a million objects", "input", {"input": [{}] * 1_000_000}, "/v1/embeddings"),
+    Kind("embeddings of 2,049 texts", "input", {"input": [CANARY] * 2049}, "/v1/embeddings"),
+    Kind("embeddings of ids past 32 bits", "input", {"input": [INT32]}, "/v1/embeddings"),
+    Kind("embeddings in no dimension", "dimensions", {"input": "a", "dimensions": 0}, "/v1/embeddings"),
+    Kind(
+        "embeddings in a format of their own",
+        "encoding_format",
+        {"input": "a", "encoding_format": CANARY},
+        "/v1/embeddings",
+    ),
+    Kind("documents that are numbers", "documents", {"query": "a", "documents": [1]}, "/v1/rerank"),
+    Kind("10,001 documents", "documents", {"query": "a", "documents": [CANARY] * 10_001}, "/v1/rerank"),
+    Kind("a query that is a list", "query", {"query": [CANARY], "documents": ["a"]}, "/rerank"),
+    Kind("fewer results than none", "top_n", {"query": "a", "documents": ["b"], "top_n": -1}, "/v2/rerank"),
+    Kind("scores of one side", "text_2", {"text_1": CANARY}, "/v1/score"),
+    Kind("scores of sides that differ", "text_1", {"text_1": ["a"] * 2, "text_2": ["b"] * 3}, "/score"),
     Kind("tokenise at the root of another server", None, {"prompt": CANARY}, "/invocations", status=404),
     Kind("a method that is not there", None, None, CHAT, "PUT", 405),
     Kind("TRACE", None, None, CHAT, "TRACE", 405),

@@ -152,13 +152,13 @@ async def test_a_turn_that_is_about_to_begin_is_stopped_too_and_no_later_one(
 ) -> None:
     monkeypatch.setattr(routes, "NUDGE_SECONDS", 0.005)
     ready = asyncio.Event()
-    run = site.app.state.context.tokens.run
+    run = site.context.tokens.run
 
     async def slow(*work: Any) -> Any:
         await ready.wait()
         return await run(*work)
 
-    monkeypatch.setattr(site.app.state.context.tokens, "run", slow)
+    monkeypatch.setattr(site.context.tokens, "run", slow)
     first = asyncio.create_task(site.chat(session_id="s"))
     while not site.log.is_held("default", "s"):
         await asyncio.sleep(0.001)

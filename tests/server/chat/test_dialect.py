@@ -43,7 +43,7 @@ def call(id: str = "call_1", name: str = "weather", **arguments: object) -> Logg
 
 
 USER = LoggedMessage("user", "How is Rome?")
-CALLING = LoggedMessage("assistant", "", tool_calls=[call()])
+CALLING = LoggedMessage("assistant", "", tool_calls=(call(),))
 RESULT = LoggedMessage("tool", "Sunny.", tool_call_id="call_1")
 FORMS = {
     "hermes": IN_WORDS,
@@ -102,7 +102,9 @@ def test_what_a_template_writes_of_a_reply_is_read_as_that_reply(style: str) -> 
     tokens = tokens_with(STYLES[style])
     calls = [call(), call("call_2", city='a "b" {}\n<x>', days=3)][: 2 if tokens.dialect.form.several else 1]  # type: ignore[union-attr]
     prompt = tokens.render([USER], generation_prompt=True, rendering=MANNER)
-    whole = tokens.render([USER, structs.replace(CALLING, tool_calls=calls)], generation_prompt=False, rendering=MANNER)
+    whole = tokens.render(
+        [USER, structs.replace(CALLING, tool_calls=(*calls,))], generation_prompt=False, rendering=MANNER
+    )
     head = "[/INST]" if style == "mistral" else prompt.removesuffix("<think>\n").removesuffix("\n")
     text = whole.partition(head)[2].partition("<|im_end|>")[0].partition("<|eot_id|>")[0]
     message = read(DialectParser(tokens.dialect.form, None, CallRules([TOOL]).schemas), text)
@@ -121,11 +123,11 @@ def test_tools_calls_and_results_are_in_the_prompt(style: str) -> None:
 
 WRITTEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 STABLE = [style for style in STYLES if style not in ("thinks", "mistral")]  # these two rewrite their past
-WITH_WORDS = LoggedMessage("assistant", "Let me see.", tool_calls=[call()])
+WITH_WORDS = LoggedMessage("assistant", "Let me see.", tool_calls=(call(),))
 
 
 @pytest.mark.parametrize("style", STABLE)
-@pytest.mark.parametrize("reply", [CALLING, WITH_WORDS, structs.replace(CALLING, tool_calls=[call(), call("call_2")])])
+@pytest.mark.parametrize("reply", [CALLING, WITH_WORDS, structs.replace(CALLING, tool_calls=(call(), call("call_2")))])
 def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply: LoggedMessage) -> None:
     tokens = tokens_with(STYLES[style])
     if style == "llama":

@@ -84,7 +84,7 @@ def test_texts_and_ids_are_alike() -> None:
     assert plain.fingerprint(size) == usual.fingerprint(size), "its sessions could not be continued"
     assert plain.info == usual.info
     assert plain.special_ids == usual.special_ids
-    assert plain.special_tokens == usual.special_tokens
+    assert plain.named_tokens == usual.named_tokens
     assert plain.fill_in == usual.fill_in
     for text in ("", "How far?", " é\u0301 🌘<|im_end|>\n", "\ud7ff\u200b"):
         for special in (False, True):

@@ -175,7 +175,7 @@ def test_other_names_are_refused(given: object) -> None:
 
 def test_rendering_of_added_tools_in_front_where_that_rule_is_off() -> None:
     off = tokens_with(STYLES["strict"], rules=())
-    added = LoggedMessage("user", "Look.", added_tools=[tool("weather")])
+    added = LoggedMessage("user", "Look.", added_tools=(tool("weather"),))
     text = off.render([added], generation_prompt=True, rendering=Rendering([tool("time")]))
     assert text.index('"weather"') < text.index("Look.")
     assert text.count("weather") == 1

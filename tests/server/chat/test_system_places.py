@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "", "
 CALL = LoggedCall("call_1", "function", LoggedFunction("weather", json.dumps({"city": "Rome"})))
 FRONT = LoggedMessage("system", "Be brief.")
 USER = LoggedMessage("user", "How is Rome?")
-CALLING = LoggedMessage("assistant", "", reasoning_content="I have to look.", tool_calls=[CALL])
+CALLING = LoggedMessage("assistant", "", reasoning_content="I have to look.", tool_calls=(CALL,))
 RESULT = LoggedMessage("tool", "Sunny.", tool_call_id="call_1")
 REPLY = LoggedMessage("assistant", "It is sunny.", reasoning_content="So it is.")
 LEFT = LoggedMessage("system", "900 tokens left")
@@ -136,5 +136,5 @@ def test_the_rules_can_be_switched_off() -> None:
 def test_a_template_that_takes_all_gets_all_as_it_is() -> None:
     plain, ruled = tokens_with(NO_TOOLS, rules=()), tokens_with(NO_TOOLS)
     assert ruled.dialect.places == ANYWHERE
-    assert replace(plain.dialect.places, joins=True) == ANYWHERE
+    assert replace(plain.dialect.places, moves=True, joins=True) == ANYWHERE
     assert ruled.render(TALK, generation_prompt=True) == plain.render(TALK, generation_prompt=True)

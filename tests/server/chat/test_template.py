@@ -96,7 +96,7 @@ async def test_the_model_tells_what_was_measured(site: Site) -> None:
     answer = (await site.http.get(f"/v1/models/{MODEL}")).json()
     assert answer["warmturn"]["chat_template"] == {"prefix_stable": None, "diverges": None}
     measured = Stability(False, Divergence("turn 2", "About", "<think>"))
-    site.app.state.context = replace(site.app.state.context, template=measured)
+    site.context = replace(site.context, template=measured)
     answer = (await site.http.get(f"/v1/models/{MODEL}")).json()
     assert answer["warmturn"]["chat_template"] == {
         "prefix_stable": False,

@@ -395,9 +395,10 @@ async def test_a_result_answers_a_call_of_the_log(site: Site) -> None:
 async def test_a_whole_history_and_a_session_give_one_prompt(site: Site) -> None:
     """Also when the client names its session in a header, and sends everything each time."""
     site.engine.reply = CALL
-    call = (await message(site, headers={"X-Session-ID": "h"}, messages=[ASKED], tools=[WEATHER]))["tool_calls"][0]
+    named = {"X-Session-ID": "h", "X-Session-Create": "true"}
+    call = (await message(site, headers=named, messages=[ASKED], tools=[WEATHER]))["tool_calls"][0]
     history: list[dict[str, Any]] = [ASKED, {**CALLING, "tool_calls": [call]}, {**RESULT, "tool_call_id": call["id"]}]
-    response = await site.chat(headers={"X-Session-ID": "h"}, messages=history, tools=[WEATHER])
+    response = await site.chat(headers=named, messages=history, tools=[WEATHER])
     assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > len(
         list(unpack_ids(site.engine.submitted[0].prompt))
     )

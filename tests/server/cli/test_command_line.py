@@ -141,6 +141,16 @@ def test_a_model_without_a_chat_template_is_told_and_its_chats_are_refused_with_
     assert "no chat template" in answer.json()["error"]["message"]
 
 
+def test_a_chat_template_that_takes_nothing_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_FOLDER / name, folder)
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content")
+    with serving(tmp_path, str(folder)) as server:
+        server.wait_for("(the model's chat template takes no simple conversation: chats may be refused)")
+
+
 def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_VERBOSITY", "")
     monkeypatch.delenv("HF_HUB_VERBOSITY")

@@ -25,12 +25,13 @@ def test_a_key_is_printed_once_listed_by_its_id_and_revoked(tmp_path: Path, caps
     file = ("--key-file", str(tmp_path / "keys.json"))
     status, key = run("add", "ann", *file, "--requests-per-minute", "60")
     assert (status, key[:3]) == (0, "wt-")
-    run("add", "bob", *file)
+    run("add", "bob", *file, "--max-sessions", "3", "--max-bytes", "2MiB", "--model", "small", "--model", "large")
     _, listed = run("list", *file)
     heading, ann, bob = listed.splitlines()
-    assert heading.split() == ["ID", "TENANT", "CREATED", "REQUESTS/MIN", "TOKENS/MIN"]
+    assert heading.split() == ["ID", "TENANT", "CREATED", "REQUESTS/MIN", "TOKENS/MIN", "SESSIONS", "BYTES", "MODELS"]
     assert ann.split()[1] == "ann"
-    assert ann.split()[3:] == ["60", "-"]
+    assert ann.split()[3:] == ["60", "-", "-", "-", "all"]
+    assert bob.split()[3:] == ["-", "-", "3", "2097152", "small,large"]
     assert key.strip() not in listed
     assert run("revoke", ann.split()[0], *file)[0] == 0
     assert run("revoke", "bob", *file)[0] == 0

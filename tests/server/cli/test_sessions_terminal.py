@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from http_context import MAX_CAPSULE, MODEL, demo_tokens
+from http_context import MAX_CAPSULE, demo_tokens, empty_log, only_model, share_routers
 
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
@@ -27,10 +27,14 @@ from server.log.session_log import SessionLog
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[FastAPI]:
     """A server without a port."""
-    log = SessionLog(tmp_path / "log.sqlite")
+    path = tmp_path / "log.sqlite"
+    path.write_bytes(empty_log())
+    log = SessionLog(path)
     engine = FakeEngine(demo_tokens())
     transfers = Transfers(tmp_path / "transfer", MAX_CAPSULE)
-    yield create_app(engine, log, demo_tokens(), served_name=MODEL, api_keys={}, transfers=transfers)
+    made = create_app(only_model(engine, log, demo_tokens()), log, api_keys={}, transfers=transfers)
+    share_routers(made)
+    yield made
     asyncio.run(log.close())
 
 
@@ -96,7 +100,7 @@ def test_an_export_is_complete_or_not_there(
     app: FastAPI, run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("create", "s1")
-    app.state.context.engine.kv["default", "s1"] = [b"12345"]
+    app.state.models.first.engine.kv["default", "s1"] = [b"12345"]
     path = tmp_path / "x"
     run("export", "s1", str(path), "--no-kv")
     assert b"kv/000000.kv" not in path.read_bytes()

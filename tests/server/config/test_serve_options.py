@@ -58,7 +58,7 @@ def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch
 def test_every_value_reaches_the_engine() -> None:
     values = "--device cpu --dtype float32 --max-context 100 --kv-memory 1M --host-memory 0"
     limits = "--max-running 3 --max-step-tokens 64 --max-queued 5 --tenant-share 0.25"
-    tiers = "--disk-space 2G --disk-floor 1M --remote s3://bucket/kv --remote-space 8G --kv-at-rest int8"
+    tiers = "--disk-space 2G --disk-floor 1M --remote s3://bucket/kv --remote-space 8G --kv-at-rest int8 --kv-dtype fp8"
     line = f"org/model {values} {limits} {tiers} --data-dir /d"
     assert serve(*line.split()).engine_config() == EngineConfig(
         address="",
@@ -78,6 +78,7 @@ def test_every_value_reaches_the_engine() -> None:
         remote="s3://bucket/kv",
         remote_space=8 * 10**9,
         kv_at_rest="int8",
+        kv_dtype="fp8",
         tenant_share=0.25,
     )
     assert serve("--disk-space", "0").engine_config().disk_space == 0  # not the default
@@ -206,6 +207,7 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --drain-seconds inf", "--drain-seconds: "),
         ("serve --durability fsync", "--durability: invalid choice"),
         ("serve --database=", "--database: "),
+        ("serve --kv-dtype int4", "--kv-dtype: invalid choice"),
         ("serve --kv-at-rest int4", "--kv-at-rest: invalid choice"),
         ("serve --tenant-share 0", "--tenant-share: expected more than 0"),
         ("serve --tenant-share 1.1", "--tenant-share: expected 1 or less"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.constraints.json_schema import closed
+from server.constraints.json_schema import close_schema
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SHUT: dict[str, Any] = {**NAMED, "additionalProperties": False}
@@ -30,7 +30,7 @@ SHUT: dict[str, Any] = {**NAMED, "additionalProperties": False}
 )
 def test_what_is_open_is_closed(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     before = repr(schema)
-    assert closed(schema) == expected
+    assert close_schema(schema) == expected
     assert repr(schema) == before
 
 
@@ -53,4 +53,4 @@ def test_what_is_open_is_closed(schema: dict[str, Any], expected: dict[str, Any]
     ],
 )
 def test_what_may_be_more_stays_open(schema: dict[str, Any]) -> None:
-    assert closed(schema) == schema
+    assert close_schema(schema) == schema

@@ -72,6 +72,20 @@ NUMBERS = {"type": "object", "additionalProperties": {"type": "integer"}}
             ['{"a":1,"b":"x"}'],
             ['{"z":1}', '{"a":2}'],
         ),
+        ({"type": "string", "pattern": DECIMAL}, ['"1.5"', '"-.5"', '"+7"'], ['""', '"+."', '"."', '"1.5.1"', '"a"']),
+        (
+            {"type": "string", "pattern": r"^(?=.*\d)(?=.*[A-Z])\w{3,5}$"},
+            ['"aB1"', '"1Bcde"'],
+            ['"ab1"', '"ABC"'],
+        ),
+        ({"type": "string", "pattern": r"^(?!\s*$).+"}, ['" a"', '"b "'], ['""', '" "']),
+        (
+            {"type": "string", "pattern": r"^(?!con|nul$|a\.b)[a-z.]+$"},
+            ['"co"', '"cobn"', '"c"', '"nu"', '"nulla"', '"a.c"', '"axb"', '"xcon"'],
+            ['""', '"con"', '"cond"', '"nul"', '"a.b"', '"a.bc"'],
+        ),
+        ({"type": "string", "pattern": r"^(?=a|b)[a-c]+$", "allOf": [{"minLength": 2}]}, ['"bc"'], ['"b"', '"ca"']),
+        ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]}, ["1.5", '"1"'], ['"+"', "true"]),
         ({"type": "string", "pattern": r"^[^\x{0}-\x{40}\x{42}-\x{D7FF}\x{E000}-\x{10FFFF}]$"}, ['"A"'], ['"\ue000"']),
     ],
 )
@@ -90,7 +104,7 @@ CANNOT: dict[str, Schema] = {
     "propertyNames": {**NUMBERS, "properties": {"a": {}}, "propertyNames": {"pattern": "^a+$"}},
     "format": {"type": "string", "format": "ipvanyaddress"},
     "not": {"type": "string", "not": {"const": "a"}},
-    "look-around": {"type": "string", "pattern": DECIMAL},
+    "look-around": {"type": "string", "pattern": "(?=a)a"},
     "oneOf": {"oneOf": [{"type": "string"}, {"minLength": 3}]},
     "minProperties": {"type": "object", "minProperties": 2},
     "regular expression": {"type": "string", "pattern": "(?P<n>a)(?P=n)"},
@@ -125,6 +139,24 @@ def tool(schema: Schema, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters, **more}}
 
 
+LEFT_OUT = {"look-around": "pattern", "regular expression": "pattern", "$ref": "parameters"}
+
+
+@served()
+async def test_what_is_enforced_in_full_is_not_told(site: Site) -> None:
+    response = await site.chat(tools=[tool({"type": "string", "pattern": DECIMAL})], tool_choice="required")
+    assert "adapted" not in response.json()["cache"]
+
+
+@served()
+async def test_what_two_tools_lose_is_counted(site: Site) -> None:
+    other = tool({"type": "array", "uniqueItems": True, "items": {"not": {}}})
+    other["function"]["name"] = "other"
+    tools = [tool(CANNOT["uniqueItems"]), other]
+    told = (await site.chat(tools=tools, tool_choice="required")).json()["cache"]["adapted"]
+    assert {(each["param"], each["count"]) for each in told} == {("uniqueItems", 2), ("not", 1)}
+
+
 @pytest.mark.parametrize(("keyword", "schema"), CANNOT.items(), ids=CANNOT)
 @served()
 async def test_a_tool_that_is_not_strict_is_called_all_the_same(site: Site, keyword: str, schema: Schema) -> None:
@@ -135,6 +167,8 @@ async def test_a_tool_that_is_not_strict_is_called_all_the_same(site: Site, keyw
         assert grammar is not None
         if keyword != "$ref":
             assert '"integer"' in grammar, "the rest of its schema holds"
+        [told] = response.json()["cache"]["adapted"]
+        assert told == {"rule": "keyword_not_enforced", "param": LEFT_OUT.get(keyword, keyword), "count": 1}
     body = {"messages": HELLO, "tools": [{"name": "look", "input_schema": tool(schema)["function"]["parameters"]}]}
     answer = await site.http.post(
         "/v1/messages", json={**body, "max_tokens": 5, "model": "demo", "tool_choice": {"type": "any"}}

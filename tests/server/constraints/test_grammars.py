@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 from http_context import Site, demo_tokens, served
 from llguidance import LLMatcher, LLTokenizer
@@ -15,7 +16,6 @@ from server.constraints import grammars
 from server.constraints.grammars import (
     GrammarCheck,
     choice_grammar,
-    json_object_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
@@ -88,8 +88,8 @@ def test_json_is_laid_out_as_people_do_but_never_without_end() -> None:
 
 
 def test_objects_regexes_choices_and_lark() -> None:
-    assert accepts(json_object_grammar(), '{"a": [1]}')
-    assert not accepts(json_object_grammar(), "[1]")
+    assert accepts(json_schema_grammar({"type": "object"}), '{"a": [1]}')
+    assert not accepts(json_schema_grammar({"type": "object"}), "[1]")
     assert accepts(regex_grammar('[a-c]+/"\n'), 'abc/"\n')
     assert not accepts(regex_grammar("[a-c]+"), "abcd")
     strange = ["left or right", 'a "b" \\n', "line\nbreak", "\x7f\x01", "€ 😀", "/x/"]
@@ -272,7 +272,7 @@ def test_what_was_valid_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -
             compiled.append(grammar)
             return real(tokenizer, grammar, **options)
 
-    monkeypatch.setattr(grammars, "LLMatcher", Counting)
+    monkeypatch.setattr(llguidance, "LLMatcher", Counting)
     monkeypatch.setattr(grammars, "REMEMBERED", 2)
     for grammar in ('start: "a"', 'start: "a"', 'start: "b"', 'start: "c"', 'start: "a"'):
         check.validate(grammar)

@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.constraints import grammars
 from server.constraints.grammars import GrammarCheck, lark_grammar, regex_grammar
-from server.constraints.patterns import bridged, doubtful, with_literals
+from server.constraints.patterns import bridge_surrogates, doubtful, split_conjunction, with_literals
 
 NEXT = ("\ud7fe", "\ud7ff", "\ue000", "\ue001")
 
@@ -43,7 +43,7 @@ def test_classes_beside_the_surrogates(pattern: str, taken: tuple[int, ...]) -> 
 def test_what_holds_neither_or_one_of_them_stays_as_it_is() -> None:
     outside = (r"a[b-d]+\x{D7FF}\x{E000}", r"[\x{D7FF}][^\x{E000}]")
     for pattern in (*outside, "[", "[\\", "[a", "]", "[]", "[^]", "x{2}[[:alpha:]]"):
-        assert bridged(pattern) == pattern
+        assert bridge_surrogates(pattern) == pattern
 
 
 def test_patterns_are_found_where_they_are_patterns() -> None:
@@ -62,3 +62,41 @@ def test_what_nothing_matches_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^has a regular expression that matches no text$"):
         check.validate(lark_grammar(f'start: "x" | A\nA: /{text}/'))
     check.validate(regex_grammar(f"({text})?b"))
+
+
+ALONE = [
+    "(?=a)a",  # may stand anywhere
+    "^(?=a)a|b",  # only one of the two looks ahead
+    "^(?=a)*b",
+    "^(?=a(?!b))a",
+    "^(?!ab?c)[a-z]+$",
+    "^(?!a|b*)[a-z]+$",
+    r"^(?!\d)[a-z]+$",
+    "^(?!)a",
+    "^(?!a*$)a",
+    r"^a(?=b)",
+    "^(?=a",
+    "^[(?=a)]b",
+    "",
+]
+
+
+@pytest.mark.parametrize("pattern", ALONE)
+def test_look_aheads_that_stay(pattern: str) -> None:
+    assert split_conjunction(pattern) == [pattern]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "together"),
+    [
+        (r"^(?=.*\d)[a-z)\d]+$", [r"^[a-z)\d]+$", r"^(?:.*\d)"]),
+        (r"^(?=[)](\)|b))(?=c)(a|b)$", ["^(a|b)$", r"^(?:[)](\)|b))", "^(?:c)"]),
+        (r"^(?!^[-+.]*$)\d*$", [r"^\d*$", "[^-+.]"]),
+        (r"^(?!\s*$)", ["^", r"\S"]),
+        (r"^(?![^a\]]*$).", ["^.", r"[a\]]"]),
+        (r"^(?!a)b", ["^b", r"^(?:(?:[^\x{61}])(?s:.)*|)$"]),
+        (r"^(?!\.|a$)b", ["^b", r"^(?:(?:[^\x{2e}])(?s:.)*|)$", r"^(?:(?:[^\x{61}]|\x{61}(?s:.))(?s:.)*|)$"]),
+    ],
+)
+def test_look_aheads_that_begin_a_pattern_are_patterns(pattern: str, together: list[str]) -> None:
+    assert split_conjunction(pattern) == together

@@ -129,7 +129,7 @@ def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPat
 
         def progress() -> int:
             if (number := next(late)) == 9:
-                calls.answered(Inspected("q", {}))
+                calls.answer(Inspected("q", {}))
             return number
 
         assert await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, progress) == Inspected("q", {})

@@ -14,8 +14,8 @@ from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
 from scheduler.protocol import FinishReason
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
-from server.engine.engine_process import EngineProcess, _backoff
-from server.engine.launcher import EngineLauncher
+from server.engine.engine_process import EngineProcess
+from server.engine.launcher import EngineLauncher, backoff
 
 
 @scenario
@@ -197,8 +197,8 @@ def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_backoff_starts_at_once_and_is_bounded() -> None:
-    assert [_backoff(deaths) for deaths in range(5)] == [0, 0, 1, 2, 4]
-    assert _backoff(1000) == 30
+    assert [backoff(deaths) for deaths in range(5)] == [0, 0, 1, 2, 4]
+    assert backoff(1000) == 30
 
 
 @scenario

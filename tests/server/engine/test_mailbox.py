@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from scripted_process import piece, read
 
-from scheduler.protocol import Delta, FinishReason, Receipt, TokenLogprob
+from scheduler.protocol import Delta, FinishReason, TokenLogprob
+from scheduler.turn_receipt import Receipt
 from server.engine import mailbox
 from server.engine.mailbox import MERGE_AT, Mailbox
 from server.errors import ApiError

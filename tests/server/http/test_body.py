@@ -28,8 +28,6 @@ def nested(depth: int) -> bytes:
         b'"text"',
         b"\xff\xfe{}",
         b'{"messages": "\xed\xa0\x80"}',
-        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
-        rb'{"messages": [{"role": "user", "content": "\udc00\ud800"}]}',
         b'{"temperature": NaN}',
         b'{"temperature": Infinity}',
         b'{"temperature": -Infinity}',
@@ -51,6 +49,16 @@ async def test_what_is_not_a_json_object_is_a_400(site: Site, data: bytes) -> No
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_json"
     assert (await site.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\udc00\ud800"])
+@served()
+async def test_half_of_a_surrogate_pair_is_told_by_its_parameter(site: Site, text: bytes) -> None:
+    body = b'{"messages": [{"role": "user", "content": "%s"}]}' % text
+    response = await site.http.post(CHAT, content=body, headers=JSON)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "messages[0].content")
 
 
 @served()

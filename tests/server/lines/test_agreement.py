@@ -8,8 +8,8 @@ from server.lines.agreement import agreement, count_kept_reasoning, with_logged_
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 
 
-def calls(arguments: str, id: str = "c1", name: str = "f") -> list[LoggedCall]:
-    return [LoggedCall(id, "function", LoggedFunction(name, arguments))]
+def calls(arguments: str, id: str = "c1", name: str = "f") -> tuple[LoggedCall, ...]:
+    return (LoggedCall(id, "function", LoggedFunction(name, arguments)),)
 
 
 LOG = [
@@ -49,7 +49,7 @@ def test_what_clients_leave_out_or_write_anew_is_the_same(message: LoggedMessage
         LoggedMessage("assistant", "Hi.", tool_calls=calls('{"a": 1, "b": "x"}', name="g")),
         LoggedMessage("assistant", "Hi."),
         LoggedMessage("user", "Hi."),
-        LoggedMessage("assistant", "Hi.", tool_calls=calls('{"a": 1, "b": "x"}'), added_tools=[{"type": "function"}]),
+        LoggedMessage("assistant", "Hi.", tool_calls=calls('{"a": 1, "b": "x"}'), added_tools=({"type": "function"},)),
     ],
 )
 def test_other_content_is_not_the_same(message: LoggedMessage) -> None:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from server.lines.hints import MOST_CHARS, MOST_LINES, Hint, hint_of, names_of
+from server.lines.hints import MOST_CHARS, MOST_LINES, Hint, conversation_in, hint_of, names_of
 from server.log.identity import check_id
-from server.turns.side_calls import LINE
+from server.turns.side_call_counts import LINE
 
 
 def found(headers: dict[str, str], **fields: str) -> Hint:
@@ -51,6 +51,26 @@ def test_a_thread_is_the_same_in_its_header_its_window_and_the_metadata() -> Non
     assert found({"x-codex-window-id": "t:3"}).names == thread.names
     assert found({}, client_metadata__thread_id="t").names == thread.names
     assert found({"session-id": "s"}, prompt_cache_key="k").names == names_of("s", "")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("session-id", "session_id", "conversation_id", "x-session-affinity", "X-OpenWebUI-Chat-Id", "X-Task-ID"),
+        *("X-Qwen-Code-Session-Id", "x-grok-conv-id", "x-litellm-session-id", "x-context-id", "agent-session-id"),
+        *("x-goose-session-id", "X-Session-ID"),
+    ],
+)
+def test_a_header_of_a_client_names_its_conversation_to_lines_and_to_routers(header: str) -> None:
+    assert found({header: "c"}).names == names_of("c", "")
+    assert conversation_in({header.lower(): "c", "user-agent": "x"}) == "c"
+
+
+@pytest.mark.parametrize("field", ["metadata.session_id", "metadata.sessionId", "prompt_cache_key"])
+def test_a_field_of_a_client_names_its_conversation(field: str) -> None:
+    hint = hint_of({}, {field: "c"})
+    assert hint is not None
+    assert (hint.names, hint.via) == (names_of("c", ""), field)
 
 
 def test_names_are_valid_ids_that_do_not_have_the_hint_in_them() -> None:

@@ -11,6 +11,8 @@ from line_kit import CALL, HINT, SCHEMA, SYSTEM, TOOL, Client, goes_on, hermes, 
 from server.lines.hints import MOST_LINES
 from server.log.database import LogFull, LogUnavailable
 
+OTHER = {"type": "function", "function": {"name": "write", "parameters": SCHEMA}}
+
 
 @served(tokens=hermes)
 async def test_the_whole_history_is_continued_token_by_token(site: Site) -> None:
@@ -222,18 +224,37 @@ async def test_other_instructions_begin_another_line_that_is_related_to_the_firs
 
 
 @served(tokens=hermes)
-async def test_tools_that_alternate_have_a_line_each(site: Site) -> None:
-    other = {"type": "function", "function": {"name": "write", "parameters": SCHEMA}}
+async def test_tools_that_come_later_are_defined_where_they_come(site: Site) -> None:
     client = Client(site)
-    await client.ask(user("one"))
-    client.body["tools"] = [TOOL, other]
-    assert line_of(await client.ask(user("two")))["outcome"] == "rewritten"
+    await client.ask(user("one"), reply="<think>\nHm.\n</think>\n\nYes.")
+    client.body["tools"] = [OTHER, TOOL]
+    body = await client.ask(user("two"))
+    assert (line_of(body)["outcome"], goes_on(site)) == ("continued", True)
+    assert {note["rule"]: note["count"] for note in body["cache"]["adapted"]}["tools_in_place"] == 1
     prompt = site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
-    assert prompt.index('"write"') < prompt.index("one")
+    assert prompt.index("two") < prompt.index('"write"')
+    says = '<tool_call>\n{"name": "write", "arguments": {"path": "."}}\n</tool_call>'
+    body = await client.ask(user("three"), reply=says)
+    assert (line_of(body)["outcome"], goes_on(site)) == ("continued", True)
+    assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "write"
+    assert site.engine._tokens.decode(ids_of(site.engine.submitted[-1])).count('"write", "parameters"') == 1
+
+
+@served(tokens=hermes)
+async def test_tools_that_are_left_out_again_cost_the_turns_that_had_them(site: Site) -> None:
+    client = Client(site)
+    thinks = "<think>\nHm.\n</think>\n\nYes."
+    first = line_of(await client.ask(user("one"), reply=thinks))
+    client.body["tools"] = [TOOL, OTHER]
+    await client.ask(user("two"), reply=thinks)
     client.body["tools"] = [TOOL]
     third = line_of(await client.ask(user("three")))
-    assert (third["outcome"], third["turns"]) == ("continued", 1)  # of the first line, which lacks the second turn
-    assert '"write"' not in site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
+    assert (third["outcome"], third["turns"], third["id"] == first["id"]) == ("forked", 1, False)
+    begun, _, last = (ids_of(sent) for sent in site.engine.submitted)
+    assert last[: len(begun)] == begun
+    text = site.engine._tokens.decode(last)
+    assert '"write"' not in text
+    assert text.count("Hm.") == 1  # of the turn that the line still has
 
 
 @served(tokens=hermes)
@@ -289,7 +310,7 @@ async def test_a_log_that_cannot_be_used_fails_no_request_with_a_hint(
 
     client = Client(site)
     await client.ask(user("one"))
-    for method, outcome in (("commit", "continued"), ("named", None), ("writable", None)):
+    for method, outcome in (("commit", "continued"), ("find_by_names", None), ("writable", None)):
         with monkeypatch.context() as patched:
             patched.setattr(site.log, method, fail)
             body = await client.ask(user(method))

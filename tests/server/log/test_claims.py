@@ -19,7 +19,7 @@ def test_whoever_waits_holds_it_next() -> None:
         async def waits(name: str) -> None:
             async with claims.claim_when_free(S, LONG):
                 order.append(name)
-                assert S in claims.held()
+                assert S in claims.claimed_keys()
                 await asyncio.sleep(0)
 
         with claims.claim(S):
@@ -32,7 +32,7 @@ def test_whoever_waits_holds_it_next() -> None:
         with claims.claim(T):
             await asyncio.gather(*waiting)
         assert order == ["one", "two"]
-        assert claims.held() == frozenset()
+        assert claims.claimed_keys() == frozenset()
         with claims.claim(S):
             pass
 
@@ -45,7 +45,7 @@ def test_what_is_free_is_held_at_once() -> None:
         async with claims.claim_when_free(S, 0.0):
             with pytest.raises(SessionBusy), claims.claim(S):
                 pass
-        assert claims.held() == frozenset()
+        assert claims.claimed_keys() == frozenset()
 
     asyncio.run(run())
 
@@ -70,7 +70,7 @@ def test_whoever_stops_waiting_leaves_it_free(how: str) -> None:
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
-            assert claims.held() == {S}
+            assert claims.claimed_keys() == {S}
         assert claims._awaited == {}
         with claims.claim(S):
             pass
@@ -86,6 +86,6 @@ def test_a_failure_inside_frees_it() -> None:
                 raise ZeroDivisionError
         with pytest.raises(ZeroDivisionError), claims.claim(S):
             raise ZeroDivisionError
-        assert claims.held() == frozenset()
+        assert claims.claimed_keys() == frozenset()
 
     asyncio.run(run())

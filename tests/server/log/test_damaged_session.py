@@ -24,7 +24,7 @@ async def test_a_damaged_session_is_refused_until_it_is_deleted(site: Site) -> N
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DELETE FROM turns WHERE number = 1")
         connection.commit()
-    site.app.state.context = replace(site.app.state.context, log=SessionLog(Path(path)))
+    site.context = replace(site.context, log=SessionLog(Path(path)))
     for answer in (
         await site.chat(session_id="s"),
         await site.chat(session_id="s", stream=True),
@@ -37,4 +37,4 @@ async def test_a_damaged_session_is_refused_until_it_is_deleted(site: Site) -> N
     assert [one["id"] for one in (await site.http.get(URL)).json()["data"]] == ["s"]
     assert (await site.http.delete(f"{URL}/s")).status_code == 200
     assert (await site.chat(session_id="s")).status_code == 200
-    site.log = site.app.state.context.log
+    site.log = site.context.log

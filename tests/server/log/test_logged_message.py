@@ -85,7 +85,7 @@ def test_a_row_is_written_as_it_was() -> None:
 
 def test_the_order_of_fields_means_nothing() -> None:
     (message,) = of_json(OTHER_ORDER)
-    assert (message.reasoning_content, message.items) == ("Hm", [["rs_s_1", 2], ["fc_s_2", 0]])
+    assert (message.reasoning_content, message.items) == ("Hm", (["rs_s_1", 2], ["fc_s_2", 0]))
     assert json.loads(to_json([message])) == json.loads(OTHER_ORDER)
     assert to_json(of_json(to_json([message]))) == to_json([message])
 

@@ -165,7 +165,7 @@ def test_a_full_disk_is_no_reason_not_to_start(where: Where, monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr("server.log.response_rows.put", full)
             log = SessionLog(where, server="one")
-        found = await log.responses.settled("a", "s", "k")
+        found = await log.responses.settle("a", "s", "k")
         assert found is not None
         assert found.status == "failed"
         await log.close()

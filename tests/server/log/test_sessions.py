@@ -20,7 +20,8 @@ from server.log.timeline import NewTurn, SessionExists, SessionMoved, SessionRec
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The log's time: its one item, to be set."""
     time = [1_700_000_000.0]
-    monkeypatch.setattr("server.log.session_table.now", lambda: time[0])
+    for module in ("session_reader", "session_table"):
+        monkeypatch.setattr(f"server.log.{module}.now", lambda: time[0])
     return time
 
 
@@ -193,9 +194,9 @@ def test_pins(where: Where, clock: list[float]) -> None:
         await log.create("a", "s", pinned_until=until)
         await log.create("b", "s")
         await log.update("b", "s", pinned_until=until + 60)
-        assert sorted(await log.pinned(clock[0])) == [("a", "s", until), ("b", "s", until + 60)]
+        assert sorted(await log.find_pinned(clock[0])) == [("a", "s", until), ("b", "s", until + 60)]
         clock[0] += 60
-        assert await log.pinned(clock[0]) == [("b", "s", until + 60)]
+        assert await log.find_pinned(clock[0]) == [("b", "s", until + 60)]
         assert (await read(log)).pinned_until is None
 
     with_log(where, scenario)

@@ -7,7 +7,7 @@ from log_kit import Where, assistant, read, rewind_to_token, text, texts, three_
 
 from server.log.retries import Idempotency
 from server.log.session_log import SessionLog
-from server.log.timeline import NewTurn, NoSuchPlace, Place, SessionExists, UnknownSession, drop_reply, locate
+from server.log.timeline import NewTurn, NoSuchPlace, RewindPoint, SessionExists, UnknownSession, drop_reply, locate
 
 
 def test_a_turn_tells_where_its_reply_is(where: Where) -> None:
@@ -79,16 +79,21 @@ def test_a_rewind_to_a_turn(where: Where, turns: int, left: str, said: int) -> N
 @pytest.mark.parametrize(
     ("tokens", "place", "left", "said"),
     [
-        (12, Place(3, 12), "abcdefghijkl", ["a", "bcd", "e", "fgh", "i", "jkl"]),
-        (11, Place(3, 11, 9), "abcdefghijk", ["a", "bcd", "e", "fgh", "i", "jk"]),
-        (9, Place(2, 8), "abcdefgh", ["a", "bcd", "e", "fgh"]),  # the end of a prompt: nothing of the reply is left
-        (8, Place(2, 8), "abcdefgh", ["a", "bcd", "e", "fgh"]),
-        (6, Place(2, 6, 5), "abcdef", ["a", "bcd", "e", "f"]),
-        (1, Place(0, 0), "", []),
-        (0, Place(0, 0), "", []),
+        (12, RewindPoint(3, 12), "abcdefghijkl", ["a", "bcd", "e", "fgh", "i", "jkl"]),
+        (11, RewindPoint(3, 11, 9), "abcdefghijk", ["a", "bcd", "e", "fgh", "i", "jk"]),
+        (
+            9,
+            RewindPoint(2, 8),
+            "abcdefgh",
+            ["a", "bcd", "e", "fgh"],
+        ),  # the end of a prompt: nothing of the reply is left
+        (8, RewindPoint(2, 8), "abcdefgh", ["a", "bcd", "e", "fgh"]),
+        (6, RewindPoint(2, 6, 5), "abcdef", ["a", "bcd", "e", "f"]),
+        (1, RewindPoint(0, 0), "", []),
+        (0, RewindPoint(0, 0), "", []),
     ],
 )
-def test_a_rewind_to_a_token(where: Where, tokens: int, place: Place, left: str, said: list[str]) -> None:
+def test_a_rewind_to_a_token(where: Where, tokens: int, place: RewindPoint, left: str, said: list[str]) -> None:
     async def scenario(log: SessionLog) -> None:
         await three_turns(log)
         assert locate(await read(log), tokens) == place

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from http_context import HELLO, Site, demo_tokens, served
+from pydantic import ValidationError
 
+from server.schemas.messages import ChatMessageParam
 from server.schemas.requests import ChatRequest
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -19,7 +21,7 @@ LOOK = {"type": "function", "function": {"name": "look"}}
     "body",
     [
         {"usage": {"include": True}, "provider": {"order": ["a"]}, "transforms": ["middle-out"]},
-        {"num_ctx": 8192, "id_slot": -1, "keep_alive": "5m"},
+        {"num_ctx": 8192, "id_slot": -1},
         {"options": {"num_ctx": 8192, "num_keep": 4}},
         {"vl_high_resolution_images": True},
         {"service_tier": "priority"},
@@ -48,6 +50,19 @@ LOOK = {"type": "function", "function": {"name": "look"}}
 async def test_what_changes_nothing_is_taken(site: Site, body: dict[str, Any]) -> None:
     answer = await site.chat(**body)
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_text"])
+def test_a_replys_reasoning_has_one_of_three_names(field: str) -> None:
+    message = ChatMessageParam.model_validate({"role": "assistant", "content": "x", field: "Hm."})
+    assert message.plain().reasoning_content == "Hm."
+    with pytest.raises(ValidationError, match="only allowed in assistant messages"):
+        ChatMessageParam.model_validate({"role": "user", "content": "x", field: "Hm."})
+
+
+def test_two_reasonings_of_one_reply_are_refused() -> None:
+    with pytest.raises(ValidationError, match="differs from reasoning_content"):
+        ChatMessageParam.model_validate({"role": "assistant", "reasoning_content": "a", "reasoning_text": "b"})
 
 
 @served()

@@ -11,7 +11,8 @@ from http_context import HELLO, PATIENCE, Call, Site, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.tier import Tier, TierStats
-from scheduler.protocol import Delta, FinishReason, Receipt, Stats
+from scheduler.protocol import Delta, FinishReason, Stats
+from scheduler.turn_receipt import Receipt
 from server.schemas.objects import MissReason
 from server.telemetry.metric_types import Histogram
 from server.telemetry.metrics import PREFIX, Metrics
@@ -186,7 +187,7 @@ def test_the_times_of_a_turn_are_those_of_its_parts() -> None:
     )  # its clock is ahead: no time is negative
     watch.saw(Delta("t", (1,)))
     watch.saw(Delta("t", (2, 3), finish_reason=FinishReason.STOP))
-    watch.ended(FinishReason.CANCELLED)  # who comes later tells nothing new
+    watch.end(FinishReason.CANCELLED)  # who comes later tells nothing new
     text = metrics.text().decode()
     assert 7 <= value(text, "warmturn_time_to_first_token_seconds_sum") < 7 + PATIENCE
     assert 7 <= value(text, "warmturn_e2e_request_latency_seconds_sum") < 7 + PATIENCE
@@ -200,7 +201,7 @@ def test_the_times_of_a_turn_are_those_of_its_parts() -> None:
 
 def test_a_turn_that_was_never_admitted_is_none() -> None:
     metrics = Metrics()
-    metrics.stopwatch(0.0).ended(FinishReason.ERROR)
+    metrics.stopwatch(0.0).end(FinishReason.ERROR)
     text = metrics.text().decode()
     assert value(text, 'warmturn_turns_total{finish_reason="error"}') == 0
     assert value(text, "warmturn_request_generation_tokens_count") == 0
@@ -208,10 +209,10 @@ def test_a_turn_that_was_never_admitted_is_none() -> None:
 
 def test_a_turn_of_a_session_hits_its_past_or_misses_it_for_a_reason() -> None:
     metrics = Metrics()
-    metrics.committed(0, None)
-    metrics.committed(0, MissReason.EDITED_HISTORY)  # up to there nothing was computed again
-    metrics.committed(9, MissReason.EVICTED)
-    metrics.committed(9, None)
+    metrics.count_commit(0, None)
+    metrics.count_commit(0, MissReason.EDITED_HISTORY)  # up to there nothing was computed again
+    metrics.count_commit(9, MissReason.EVICTED)
+    metrics.count_commit(9, None)
     text = metrics.text().decode()
     assert value(text, "warmturn_session_hits_total") == 2
     assert value(text, 'warmturn_session_misses_total{reason="evicted"}') == 1

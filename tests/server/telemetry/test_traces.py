@@ -18,7 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from otlp_collector import Collector
 
 from cache.tier import Tier
-from scheduler.protocol import FinishReason, Receipt
+from scheduler.protocol import FinishReason
+from scheduler.turn_receipt import Receipt
 from server.engine.engine import TurnRefused
 from server.log.database import LogFull
 from server.telemetry import traces

@@ -11,7 +11,8 @@ from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 from log_kit import as_logged
 
 from cache.tier import Tier
-from scheduler.protocol import Miss, Receipt, unpack_ids
+from scheduler.protocol import unpack_ids
+from scheduler.turn_receipt import Miss, Receipt
 from server.chat.stateful import full_ids
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import NewTurn, SessionRecord
@@ -48,6 +49,7 @@ async def test_a_body_says_what_its_prompt_cost(site: Site, endpoint: str) -> No
     body = (await getattr(site, endpoint)()).json()
     prefill = body["cache"].pop("prefill_ms")
     assert 0 <= prefill < 60_000
+    assert 0 <= body["cache"].pop("decode_ms") < 60_000
     length = len(prompt_of(site))
     assert body["cache"] == {
         "prompt_tokens": length,
@@ -130,7 +132,7 @@ async def test_the_engines_own_reasons_pass(site: Site, reason: str) -> None:
 
 @served()
 async def test_a_full_history_under_a_name_that_was_edited(site: Site) -> None:
-    named = {"X-Session-ID": "s"}
+    named = {"X-Session-ID": "s", "X-Session-Create": "true"}
     await ask(site, headers=named)
     logged = [*prompt_of(site), *reply_ids(), END]
     history = [*HELLO, {"role": "assistant", "content": "Hello there, Ann."}, *MORE]
@@ -149,7 +151,7 @@ async def test_a_full_history_under_a_name_that_was_edited(site: Site) -> None:
 
 @served()
 async def test_a_full_history_under_a_name_that_was_kept(site: Site) -> None:
-    named = {"X-Session-ID": "s"}
+    named = {"X-Session-ID": "s", "X-Session-Create": "true"}
     await ask(site, headers=named)
     history = [*HELLO, {"role": "assistant", "content": "Hello there, friend."}, *MORE]
     assert (await ask(site, headers=named, messages=history))["miss"] is None
@@ -157,7 +159,7 @@ async def test_a_full_history_under_a_name_that_was_kept(site: Site) -> None:
 
 @served()
 async def test_words_that_tokenise_otherwise_than_they_were_sampled_are_drift(site: Site) -> None:
-    named = {"X-Session-ID": "s"}
+    named = {"X-Session-ID": "s", "X-Session-Create": "true"}
     letters = [id for letter in "Hello there." for id in demo_tokens().encode(letter, special=False)]
     site.engine.ids = [*letters, END]
     text = (await site.chat(headers=named)).json()["choices"][0]["message"]["content"]
@@ -247,5 +249,5 @@ async def test_and_text_that_was_edited_since(site: Site) -> None:
 @served()
 async def test_a_whole_text_under_a_name_is_the_prompt(site: Site) -> None:
     for prompt in ("Once", "Once upon"):
-        await site.complete(prompt=prompt, headers={"X-Session-ID": "s"})
+        await site.complete(prompt=prompt, headers={"X-Session-ID": "s", "X-Session-Create": "true"})
         assert prompt_of(site) == demo_tokens().encode(prompt, special=True)

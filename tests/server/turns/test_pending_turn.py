@@ -52,7 +52,7 @@ async def test_special_tokens_are_shown_to_parsers_that_read_them_only(site: Sit
 @served(tokens=special_marks)
 async def test_every_endpoint_takes_bad_words_and_special_tokens(site: Site, path: str) -> None:
     submit = await submitted(site, path, bad_words=["friend"], skip_special_tokens=False)
-    tokens: ChatTokenizer = site.app.state.context.tokens
+    tokens: ChatTokenizer = site.context.tokens
     assert submit.sampling.bad_words == encode_bad_words(["friend"], tokens, 1024) != ()
     assert submit.special is True
     answer = await site.http.post(path, json={**PATHS[path], **FORMATTED[path], "bad_words": ["friend"]})
@@ -111,7 +111,7 @@ async def test_the_session_is_free_before_the_last_event_is_sent(site: Site, pat
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def spy(message: Message) -> None:
             if any(end in message.get("body", b"") for end in (b'"finish_reason":"stop"', b"response.completed")):
-                held.append(site.log._claims.held())
+                held.append(site.log._claims.claimed_keys())
             await send(message)
 
         await site.app(scope, receive, spy)

@@ -9,7 +9,8 @@ import pytest
 from fake_engine import FACTS
 
 from cache.tier import Tier
-from scheduler.protocol import Miss, Receipt, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
+from scheduler.turn_receipt import Miss, Receipt
 from server.chat.prompts import Prompt
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage

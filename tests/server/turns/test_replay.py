@@ -29,7 +29,7 @@ def text_of(chunks: list[Any]) -> str:
     return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c != "[DONE]" and c["choices"])
 
 
-@pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"X-Session-ID": "s"}}])
+@pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"X-Session-ID": "s", "X-Session-Create": "true"}}])
 @served()
 async def test_a_retry_is_answered_with_the_same_turn(site: Site, named: dict[str, Any]) -> None:
     headers = {**KEY, **named.get("headers", {})}

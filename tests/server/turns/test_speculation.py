@@ -15,6 +15,7 @@ async def test_a_prediction_reaches_the_engine_and_usage_tells_what_became_of_it
     details = answer["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (4, 5)
     assert answer["cache"]["speculation"]["history"] == {"drafted": 3, "accepted": 3}
+    assert details["speculation"] == answer["cache"]["speculation"]
     (submitted,) = site.engine.submitted
     assert site.engine._tokens.decode(list(unpack_ids(submitted.prediction))) == "Hello there"
     assert submitted.speculate
@@ -32,6 +33,7 @@ async def test_choices_are_added_up_and_a_stream_tells_it_too(site: Site) -> Non
 async def test_a_request_may_do_without(site: Site) -> None:
     answer = await site.chat(speculation=False)
     assert "speculation" not in answer.json()["cache"]
+    assert "speculation" not in answer.json()["usage"]["completion_tokens_details"]
     assert (await site.complete(speculation=False)).status_code == 200
     assert [submitted.speculate for submitted in site.engine.submitted] == [False, False]
     assert (await site.chat(speculation="no")).json()["error"]["param"] == "speculation"

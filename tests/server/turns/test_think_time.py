@@ -4,14 +4,18 @@ metric of these pauses.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from http_context import Site, served
 from line_kit import CALL, Client, hermes, user
+from real_port import Port, on_a_port
+from websockets.asyncio.client import connect
 
 from cache.tier import StopKind
-from scheduler.protocol import Receipt, Warm
+from scheduler.protocol import Warm
+from scheduler.turn_receipt import Receipt
 
 
 def newest(site: Site) -> tuple[str | None, bool]:
@@ -55,6 +59,53 @@ async def test_a_pin_announces_the_session(site: Site) -> None:
     assert site.engine.announced == [Warm("default", "s", until=shown["pinned_until"])]
     await site.http.post("/v1/sessions/s", json={"pin_seconds": 0})
     assert len(site.engine.announced) == 1
+
+
+@on_a_port(tokens=hermes)
+async def test_a_socket_under_the_id_of_a_conversation_announces_its_newest_line(at: Port) -> None:
+    client = Client(at.site)
+    client.headers = {"thread-id": "t1"}
+    await client.ask(user("plan"))
+    line = at.site.engine.submitted[-1].session
+    for thread in ("t2", "t1"):
+        assert at.site.engine.announced == []
+        url = f"ws://127.0.0.1:{at.number}/v1/responses"
+        async with connect(url, additional_headers={"thread-id": thread}) as socket:
+            await socket.send("{}")
+            await socket.recv()
+    assert at.site.engine.announced == [Warm("default", line)]
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "seconds"),
+    [
+        ("10m", 600),
+        ("1h30m0s", 5400),
+        ("2000ms", 2),
+        ("9us", 0),
+        (90, 90),
+        ("90", 90),
+        (0, 0),
+        (-1, 86_400),
+        ("-1m", 86_400),
+        ("999h", 86_400),
+    ],
+)
+@served()
+async def test_keep_alive_pins_the_conversation(site: Site, keep_alive: Any, seconds: int) -> None:
+    chat = {"messages": [user("Hi")], "keep_alive": keep_alive}
+    answers = [await site.chat(**chat), await site.http.post("/api/chat", json={**chat, "model": "demo"})]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    for submit in site.engine.submitted:
+        assert submit.keep_until == (pytest.approx(time.time() + seconds, abs=20) if seconds else 0)
+
+
+@served()
+async def test_a_time_that_cannot_be_read_is_refused(site: Site) -> None:
+    answer = await site.chat(messages=[user("Hi")], keep_alive="soon")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "keep_alive")
+    assert "soon" not in error["message"]
 
 
 @served()

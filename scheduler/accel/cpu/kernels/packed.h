@@ -8,21 +8,13 @@
 // low 4 so, and behind them the others, of 8 or 4 tuples each. With scales of two levels (FINE) eight blocks have coarse
 // ones in common, which come first. Where values are those of a table (LOOKUP), the 64 columns begin with it.
 //
-// Activations are rounded to 16-bit integers with a scale for each 32 of them, so that products are exact integers; what
-// is added to a result, and in which order, does not depend on other rows. Where processors multiply bytes (VNNI), an
-// activation is 256 * high + low of two bytes with a sign, which are multiplied with the stored bytes one after the other;
-// elsewhere bytes are widened to 16 bits first. Values that are no whole numbers (REAL): see real.h.
+// Activations are whole numbers too (quantised.h), so that products are exact; what is added to a result, and in which
+// order, does not depend on other rows. Values that are no whole numbers (REAL): see real.h.
 
 #pragma once
 
-#include "vectors.h"
+#include "quantised.h"
 #include "ways.h"
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
 
 namespace {
 
@@ -30,99 +22,10 @@ namespace {
 // beside their low 4, where they have NIBBLES.
 constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SHORT = 32, ZEROS = 64, LOOKUP = 128;
 constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
-constexpr int64_t COLUMNS_TOGETHER = 64, BLOCK = 32, BLOCKS_OF_COARSE = 8;
+constexpr int64_t BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
 constexpr int64_t MANY_ROWS = 8;  // from so many on, preparing the values of a block once is faster, of 4 and 8 bits
-
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(WARMTURN_BYTES)
-#define WARMTURN_BYTES
-constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
-#else
-constexpr int64_t TOGETHER = 2;
-#endif
-constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
-constexpr int64_t MOST_ACTIVATION = 127 * 256 + 127;
-constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
-
-typedef int32_t vi __attribute__((vector_size(LANES * 4)));
-typedef uint16_t vshorts __attribute__((vector_size(LANES * 4)));
-typedef int8_t vfine_in_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
-
-struct Quantised {  // 32 activations, x[i] * scale each
-#if defined(WARMTURN_BYTES)
-    int8_t high[BLOCK], low[BLOCK];
-    void set(int64_t i, int32_t value) { low[i] = int8_t(value), high[i] = int8_t((value - low[i]) >> 8); }
-    int32_t get(int64_t i) const { return 256 * high[i] + low[i]; }
-#else
-    int16_t x[BLOCK];
-    void set(int64_t i, int32_t value) { x[i] = int16_t(value); }
-    int32_t get(int64_t i) const { return x[i]; }
-#endif
-    float scale;
-    int32_t sums[2];  // of the first and of the last 16
-    int32_t unused;
-};
-
-inline vi broadcast(const void* from) {  // 4 bytes to each lane
-    int32_t value;
-    std::memcpy(&value, from, 4);
-    return vi{} + value;
-}
-
-// Sums of products of LANES columns: `add` takes a tuple of each column, and of the activations the same tuple for all.
-#if defined(WARMTURN_BYTES)
-struct Tuple {
-    vi high, low;
-    void load(const Quantised& of, int64_t tuple) {
-        high = broadcast(of.high + tuple * TOGETHER), low = broadcast(of.low + tuple * TOGETHER);
-    }
-};
-
-inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign and four with one
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-#elif defined(__AVXVNNI__)
-    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
-#else
-    for (int byte = 0; byte < 4; byte++) sum += ((w >> 8 * byte) & 255) * (x << 24 - 8 * byte >> 24);
-    return sum;
-#endif
-}
-
-struct Dots {
-    vi high{}, low{};
-    void add(vshorts w, const Tuple& x) {
-        high = add_products(high, (vi)w, x.high), low = add_products(low, (vi)w, x.low);
-    }
-    vi total() const { return (high << 8) + low; }
-};
-#else
-struct Tuple {
-    vi both;
-    void load(const Quantised& of, int64_t tuple) { both = broadcast(of.x + tuple * TOGETHER); }
-};
-
-struct Dots {
-    vi sum{};
-    void add(vshorts w, const Tuple& x) {
-#if defined(__AVX512BW__)
-        sum += (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x.both);
-#elif defined(__AVX2__)
-        sum += (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x.both);
-#elif defined(__SSE2__) && !defined(__AVX__)
-        sum += (vi)_mm_madd_epi16((__m128i)w, (__m128i)x.both);
-#elif defined(__aarch64__)
-        int16x8_t a = (int16x8_t)w, b = (int16x8_t)x.both;
-        sum += (vi)vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
-#else
-        vi a = (vi)w, b = x.both;
-        sum += ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-    }
-    vi total() const { return sum; }
-};
-#endif
 
 // a * b + c with the same rounding wherever it stands: left to themselves, compilers fuse one place and not the other.
 inline vf fused(vf a, vf b, vf c) {
@@ -216,38 +119,6 @@ struct LookedUp {  // in a table of 16 bytes, with a sign where TOGETHER is 2
         return (vshorts)((with_sign)(found << 8) >> 8);  // the high byte of each was looked up for nothing
     }
 };
-
-inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
-
-// One row of float32 as products with packed weights want it: a row of [rows][blocks].
-inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised* to) {
-    Quantised* out = to + row * blocks_of(in);
-    for (int64_t at = 0; at < in; at += BLOCK, out++) {
-        float values[BLOCK] = {};
-        std::memcpy(values, from + at, (in - at < BLOCK ? in - at : BLOCK) * sizeof(float));
-        vf most{}, sum{};
-        for (int64_t i = 0; i < BLOCK; i += LANES) {
-            vf value = load(values + i);
-            most = larger(most, (vf)((vu)value & 0x7fffffffu));
-            sum += value;  // NaN where one is, also where `larger` has passed it over
-        }
-        float size = fold(most, larger), all = fold(sum, [](vf p, vf q) { return p + q; });
-        bool finite = size <= 3.0e38f && all == all;
-        out->scale = finite ? size / MOST_ACTIVATION : NAN;
-        float up = finite && size > 1e-30f ? MOST_ACTIVATION / size : 0;
-        if (up == 0 && finite) out->scale = 0;
-        for (int64_t i = 0; i < BLOCK; i++) {
-            float shifted = (finite ? values[i] : 0.0f) * up + 12582912.0f;  // the nearest integer in the low bits
-            int32_t bits;
-            std::memcpy(&bits, &shifted, 4);
-            out->set(i, bits - 0x4b400000);
-        }
-        for (int64_t half = 0; half < 2; half++) {
-            out->sums[half] = 0;
-            for (int64_t i = 0; i < BLOCK / 2; i++) out->sums[half] += out->get(half * BLOCK / 2 + i);
-        }
-    }
-}
 
 // Scales and minima of one block of 64 columns, as floats: [parts of the block][64].
 struct Scales {

@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #include "experts.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "reading.h"
 #include "waiting.h"
@@ -32,7 +33,8 @@ struct Instruction {
     int64_t code, n;
     Operand out, a, b;
     const int64_t* table;  // COPY: (to, from, length) each; GATHER: (to, from) each; TOPK, TAKE and SCATTER:
-                           // groups, elements of a group, and how many of them are chosen
+                           // groups, elements of a group, and how many of them are chosen; PACK: how many products
+                           // adapters may add to, and of each the number of its weight and its own; or null
     int64_t count;         // of the table; of a group that is reduced; the external; the type of what is prepared
 };
 
@@ -49,6 +51,8 @@ struct Attention {
     char *key_pages, *value_pages;
     const int64_t* places;  // of each token, counted in tokens
     int64_t rows, key_bytes, value_bytes;  // of one token
+    void (*store)(const void*, const int64_t*);  // of cache/attention/kernels/attention.cpp, if pages hold records; else null
+    const void* records;         // its call
 };
 
 struct Stage {
@@ -57,6 +61,7 @@ struct Stage {
     int64_t in, out;      // of the product: floats of a row before it in what is prepared, and in the arena
     int64_t external;     // or, where it is not -1, that it is written to at once
     const Experts* experts;  // null where all rows meet the same weight
+    int64_t adapted, product;  // the number of the weight, by which adapters know it, or -1; of the product
 };
 
 struct Call {
@@ -69,6 +74,8 @@ struct Call {
     float* scratch;
     int64_t scratch_each, threads;
     void (*together)(void (*)(void*), void*, unsigned, const int64_t*);  // cache/attention/kernels/team.cpp; null: one thread
+    const Adapters* adapters;  // null where adapters are added outside
+    int64_t products;          // that adapters may add to
 };
 
 inline vf each(vf v, float (*f)(float)) {
@@ -182,10 +189,14 @@ public:
         if (stage.first == stage.last) {
             int64_t groups = column_groups(stage.weight), first = groups * part / parts, last = groups * (part + 1) / parts;
             const float* x = call.prepared + stage.in * call.chunk;
-            if (stage.external < 0) multiply(stage.weight, x, rows, call.arena + stage.out, call.width, first, last);
+            if (stage.external < 0) {
+                multiply(stage.weight, x, rows, call.arena + stage.out, call.width, first, last);
+                adapt(stage, start, rows, call.arena + stage.out, call.width, first, last);
+            }
             for (int64_t g = first; stage.external >= 0 && g < last; g++) {
                 int64_t column = g * GROUP, n = stage.weight.out - column < GROUP ? stage.weight.out - column : GROUP;
                 multiply(stage.weight, x, rows, scratch - column, GROUP, g, g + 1);
+                adapt(stage, start, rows, scratch - column, GROUP, g, g + 1);
                 for (int64_t row = 0; row < rows; row++)
                     write(call.externals[stage.external], start + row, column, n, scratch + row * GROUP);
             }
@@ -198,6 +209,27 @@ public:
 private:
     const Call& call;
     float* scratch;
+
+    bool adapts() const { return call.adapters && call.adapters->of_row; }
+
+    // Adds what the rows' adapters add to groups of columns of a product.
+    void adapt(const Stage& stage, int64_t start, int64_t rows, float* y, int64_t y_row, int64_t first, int64_t last) const {
+        if (stage.adapted < 0 || !adapts()) return;
+        int64_t low_row = call.products * call.adapters->most, end = last * GROUP;
+        if (end > stage.weight.out) end = stage.weight.out;
+        const float* low = call.adapters->low + stage.product * call.adapters->most;
+        add_adapters(*call.adapters, stage.adapted, start, rows, low, low_row, y, y_row, first * GROUP, end);
+    }
+
+    // What these adapters make of a row before it is multiplied.
+    void lower(const Instruction& in, const float* x, int64_t row, int64_t outside) const {
+        const Adapters& adapters = *call.adapters;
+        if (adapters.of_row[outside] < 0) return;
+        const LowRank* maps = adapters.maps + adapters.of_row[outside] * adapters.weights;
+        float* low = adapters.low + row * call.products * adapters.most;
+        for (const int64_t* each = in.table + 1; each < in.table + 1 + 2 * in.table[0]; each += 2)
+            if (maps[each[0]].rank) compute_low(maps[each[0]], x, in.n, low + each[1] * adapters.most);
+    }
 
     float* find(const Operand& o, int64_t row) const {
         if (o.space == SCRATCH) return scratch + o.at;
@@ -235,7 +267,9 @@ private:
             case TOPK: return topk(in.table, out, a);
             case TAKE: return take(in.table, out, a, b);
             case SCATTER: return scatter(in.table, out, a);
-            case PACK: return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
+            case PACK:
+                if (in.table && adapts()) lower(in, a, row, outside);
+                return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
         }
     }
 
@@ -340,7 +374,8 @@ extern "C" int warmturn_run(const Call* call) {  // 0, or 1 where there is no me
 
 extern "C" int warmturn_attend_between(const Call* before, const Attention* a, const Call* after) {
     if (warmturn_run(before)) return 1;
-    for (int64_t i = 0; i < a->rows; i++) {
+    if (a->store) a->store(a->records, a->places);
+    for (int64_t i = 0; i < a->rows && !a->store; i++) {
         std::memcpy(a->key_pages + a->places[i] * a->key_bytes, a->key + i * a->key_bytes, a->key_bytes);
         std::memcpy(a->value_pages + a->places[i] * a->value_bytes, a->value + i * a->value_bytes, a->value_bytes);
     }

@@ -39,7 +39,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linear, name, dict.fromkeys(getattr(linear, name), float("inf")))
 
 
-@pytest.fixture(params=["_tiled", "_reordered"])
+@pytest.fixture(params=["_tile", "_reorder"])
 def way(request: pytest.FixtureRequest, always: None, monkeypatch: pytest.MonkeyPatch) -> str:
     ways = linear._ways
 
@@ -94,7 +94,7 @@ def test_every_form_of_input_gives_what_it_gave(dtype: torch.dtype, bias: bool) 
             got = module(x)
         want = F.linear(x, weight, added)
         assert (got.shape, got.dtype) == (want.shape, dtype)
-        assert bool(((got - want).abs() <= 2 * linear._rounding(dtype) * want.abs().amax(-1, keepdim=True)).all())
+        assert bool(((got - want).abs() <= 2 * linear._allowed_error(dtype) * want.abs().amax(-1, keepdim=True)).all())
 
 
 @pytest.mark.usefixtures("way")
@@ -229,11 +229,11 @@ def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: py
     monkeypatch.setattr(
         "scheduler.accel.cpu.packing._ratio", lambda plain, packed, x: {1: 0.9, 256: 1.2}.get(x.shape[1], 2.0)
     )
-    for name, pays in (("_tiled", True), ("_reordered", False)):
+    for name, pays in (("_tile", True), ("_reorder", False)):
         packs = getattr(linear, name)
         monkeypatch.setattr(linear, name, lambda matrix, bias, packs=packs: packs(matrix, bias))
         monkeypatch.setattr(linear, "_ways", lambda dtype, name=name: iter([getattr(linear, name)]))
-        if name == "_tiled" and not compiled().tiles:
+        if name == "_tile" and not compiled().tiles:
             continue
         assert len(pack(filled(nn.Linear(BIG, BIG), torch.bfloat16))) == pays
 
@@ -242,7 +242,7 @@ def test_tiles_come_first() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         ways = [way.__name__ for way in linear._ways(dtype)]
         tiled = compiled().tiles and dtype is torch.bfloat16
-        assert ways == ["_tiled"] * tiled + ["_reordered"] * (dtype in linear._dtypes())
+        assert ways == ["_tile"] * tiled + ["_reorder"] * (dtype in linear._dtypes())
 
 
 @pytest.mark.usefixtures("always")
@@ -327,7 +327,7 @@ def test_one_that_would_say_something_else_is_left_alone(monkeypatch: pytest.Mon
     made = iter(range(4))
 
     def mostly(matrix: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        return linear._reordered(matrix * 1.01 if next(made) == 2 else matrix, bias)
+        return linear._reorder(matrix * 1.01 if next(made) == 2 else matrix, bias)
 
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter([mostly]))
     model = filled(nn.Sequential(*(nn.Linear(BIG, BIG) for _ in range(4))))
@@ -363,7 +363,7 @@ def test_a_weight_that_is_read_elsewhere_is_right_and_unpacked_later(way: str) -
     packing.settle()
     assert packed_in(model) == ["first.weight"]  # asking for a type does no harm
     assert len(packing) == 1
-    assert (packing.matrix(model.first) is not None) == (way == "_tiled")
+    assert (packing.matrix(model.first) is not None) == (way == "_tile")
     assert packing.matrix(model.second) is None
     torch.testing.assert_close(model(x), want, atol=0.1, rtol=1e-2)
 
@@ -424,7 +424,7 @@ def test_the_way_back_is_exact(make: Any, way: str) -> None:
     packing = pack(module)
     assert len(packing) == len(list(linear._ways(torch.bfloat16)))
     if packing:  # else our kernel may read the plain weight, where that is faster
-        assert (packing.matrix(module) is not None) == (way == "_tiled")
+        assert (packing.matrix(module) is not None) == (way == "_tile")
     packing.remove()
     assert packing.matrix(module) is None
     assert "forward" not in vars(module)

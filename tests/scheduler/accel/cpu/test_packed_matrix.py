@@ -17,7 +17,7 @@ from program_kit import compiled
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.program import product
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import E4M3, in_order, unpacked
+from scheduler.weights.packed_values import E4M3, in_order, unpack
 
 ROOT = Path(__file__).resolve().parents[4]
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
@@ -72,7 +72,7 @@ class Source:
         return self._some(slice(start, stop))
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        return in_order(unpacked(self._some(ids), self.zero, self.table), self.order)
+        return in_order(unpack(self._some(ids), self.zero, self.table), self.order)
 
     def _some(self, index: Any) -> PackedRows:
         parts: Any = vars(self.all)
@@ -80,7 +80,7 @@ class Source:
         return PackedRows(**parts)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
-        return in_order(unpacked(self.rows(start, stop), self.zero, self.table), self.order)
+        return in_order(unpack(self.rows(start, stop), self.zero, self.table), self.order)
 
 
 FORMS = {

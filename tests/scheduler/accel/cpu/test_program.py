@@ -13,7 +13,7 @@ from program_kit import Of, compiled, learn, ran, rows
 from torch import nn
 
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ids, Opcode, Ref, Slots
-from scheduler.accel.cpu.program import Program, _needed
+from scheduler.accel.cpu.program import Program, _live_operations
 
 WIDTH = 40
 
@@ -100,7 +100,7 @@ def test_what_nothing_depends_on_is_not_computed() -> None:
     kept = block.compute(Opcode.TANH, WIDTH, Ref(row))
     block.compute(Opcode.EXP, WIDTH, Ref(block.compute(Opcode.ABS, WIDTH, Ref(row))))
     block.write(External("output", 0, (WIDTH,), dtype=torch.float32), Ref(kept), WIDTH)
-    assert [op.code for op in _needed(block.operations)] == [Opcode.LOAD, Opcode.TANH, Opcode.STORE]
+    assert [op.code for op in _live_operations(block.operations)] == [Opcode.LOAD, Opcode.TANH, Opcode.STORE]
 
 
 # -- rows, threads, memory -------------------------------------------------------------------------------------------

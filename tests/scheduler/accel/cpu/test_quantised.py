@@ -21,7 +21,7 @@ from scheduler.accel.cpu.quantised import QuantisedModule, is_linear, keep_packe
 from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_model import build_model
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 MOST = 3e-4  # inputs of products are rounded to 16 bits
@@ -53,7 +53,7 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0 if len(label) % 2 else Q8_0)
     model, packing = kept(path)
     assert error(model, want) < MOST
-    packed = [name for name, weight in read(path).named_parameters() if quantised(weight) is not None]
+    packed = [name for name, weight in read(path).named_parameters() if quantised_weight_of(weight) is not None]
     assert packed
     packing.settle()
     unpacked = [name for name in packed if type(model.get_parameter(name)) is nn.Parameter]
@@ -65,20 +65,20 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
 def test_embeddings_look_up_rows(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "qwen2", Q8_0)
     model, packing = kept(path)
-    weight = quantised(model.model.embed_tokens.weight)
+    weight = quantised_weight_of(model.model.embed_tokens.weight)
     assert weight is not None
-    assert weight is quantised(model.lm_head.weight)
+    assert weight is quantised_weight_of(model.lm_head.weight)
     error(model, want)
     assert not weight.touched
     assert torch.equal(model.model.embed_tokens(IDS), want.model.embed_tokens(IDS))
     packing.settle()
-    assert quantised(model.model.embed_tokens.weight) is weight
+    assert quantised_weight_of(model.model.embed_tokens.weight) is weight
 
 
 def test_rows_that_were_taken_are_kept_and_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, want = written(tmp_path / "x.gguf", "qwen2", Q8_0)
     embed, wanted = kept(path)[0].model.embed_tokens, want.model.embed_tokens
-    weight = quantised(embed.weight)
+    weight = quantised_weight_of(embed.weight)
     assert weight is not None
     monkeypatch.setattr(weight, "_most_taken", 3)
     asked: list[int] = []
@@ -133,7 +133,7 @@ def test_without_a_compiler(label: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert error(model, want) < 1e-5
     proj = model.model.layers[0].self_attn.q_proj
     assert packing.matrix(proj) is None
-    assert quantised(proj.weight) is not None
+    assert quantised_weight_of(proj.weight) is not None
 
 
 def test_a_product_that_is_wrong_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.accel.cpu.rounding import BITS, Rounding
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
-from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.quantised_weight import quantised_weight_of
 from scheduler.weights.rounded_source import RoundedSource
 
 DEMO = Path(__file__).resolve().parents[4] / "server" / "demo"
@@ -41,7 +41,7 @@ def rounded(model: Any, weights: str) -> tuple[Any, list[str]]:
     probe, made, names = copy.deepcopy(model), copy.deepcopy(model), []
     Rounding(probe, weights)
     for name, parameter in probe.named_parameters(remove_duplicate=False):
-        kept = quantised(parameter)
+        kept = quantised_weight_of(parameter)
         if kept is None:
             continue
         assert isinstance(kept.source, RoundedSource)
@@ -102,7 +102,10 @@ def test_other_models(name: str, weights: str) -> None:
 def test_the_product_that_gives_logits_keeps_8_bits() -> None:
     model = make_model("llama")
     Rounding(model, "int4")
-    head, other = quantised(model.lm_head.weight), quantised(model.model.layers[0].mlp.up_proj.weight)
+    head, other = (
+        quantised_weight_of(model.lm_head.weight),
+        quantised_weight_of(model.model.layers[0].mlp.up_proj.weight),
+    )
     assert head is not None
     assert other is not None
     assert (head.source.bits, other.source.bits) == (8, 4)

@@ -88,7 +88,7 @@ def test_what_was_measured_is_kept_for_these_shapes_and_this_build(
     faked(monkeypatch, (1, 1, 1))
     first = ways.choose(weights(), kernel)
     kernel.ways = (0, 0, 0)
-    monkeypatch.setattr(ways, "_measured", refused)
+    monkeypatch.setattr(ways, "_measure", refused)
     assert ways.choose(weights(), kernel) == first
     assert kernel.ways == (1, 1, 1)
     with pytest.raises(AssertionError, match="measured again"):
@@ -111,7 +111,7 @@ def test_what_was_timed_while_memory_was_busy_is_timed_again(
     second = ways.choose(weights(), kernel)
     assert second is not None
     assert (second.chosen == (0, 1, 0), second.memory > first.memory) == (again, again)
-    monkeypatch.setattr(ways, "_measured", refused)
+    monkeypatch.setattr(ways, "_measure", refused)
     assert ways.choose(weights(), kernel) == second
 
 
@@ -146,7 +146,7 @@ def test_a_folder_that_others_can_read_is_not_used(kernel: ProgramKernel, monkey
 
 def test_little_weights_are_not_timed(kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_LEAST", 1 << 20)
-    monkeypatch.setattr(ways, "_measured", refused)
+    monkeypatch.setattr(ways, "_measure", refused)
     before = kernel.ways
     assert ways.choose(weights(), kernel) is None
     assert ways.choose([Matrix(torch.ones(2048, 1024, dtype=torch.bfloat16), False)], kernel) is None
@@ -181,7 +181,7 @@ def test_weights_of_few_bits_have_two_ways(kernel: ProgramKernel, monkeypatch: p
     assert found.weight_bytes == sum(matrix.nbytes for matrix in some)
     assert (found.chosen, len(found.ways), found.share) == ((1, 0, 1), 2, 2.0)
     assert kernel.ways == (1, 0, 1)
-    monkeypatch.setattr(ways, "_measured", refused)
+    monkeypatch.setattr(ways, "_measure", refused)
     assert ways.choose(some, kernel) == found
     with pytest.raises(AssertionError, match="measured again"):
         ways.choose([PackedMatrix(RoundedSource(torch.randn(256, 128), 4)) for _ in range(3)], kernel)

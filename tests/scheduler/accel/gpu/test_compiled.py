@@ -370,8 +370,8 @@ def test_torch_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layers_are_compiled_for_gpus_only() -> None:
     told: list[Any] = []
     cpu, cuda = (SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda"))
-    assert loader._compiling(cpu, told.append) is None
-    compiling = loader._compiling(cuda, told.append)
+    assert loader._compile_options(cpu, told.append) is None
+    compiling = loader._compile_options(cuda, told.append)
     assert compiling is not None
     assert (compiling.backend, told) == ("inductor", [])
     compiling.tell()

@@ -205,7 +205,7 @@ async def test_a_beginning_of_the_reply_stays(site: Site) -> None:
 
 @served()
 async def test_a_session_by_its_header_is_kept_as_it_was(site: Site) -> None:
-    headers = {"x-session-id": "s1"}
+    headers = {"x-session-id": "s1", "x-session-create": "true"}
     await message(site, TALK[:3], headers=headers, context_management=None)
     told = await message(site, headers=headers)
     kept = told["cache"]["compaction"]["kept"]

@@ -10,7 +10,7 @@ from anthropic.types.beta import BetaMessage
 from http_context import Site, served
 from template_styles import STYLES, tokens_with
 
-from scheduler.protocol import Receipt
+from scheduler.turn_receipt import Receipt
 from server.api.anthropic.diagnostics import MOST_REQUESTS, DiagnosticsTable, RequestDigest
 
 USER = {"role": "user", "content": "How is Rome?"}

@@ -248,7 +248,7 @@ async def test_the_cache_is_read_and_kept(site: Site) -> None:
 
 @served()
 async def test_sessions(site: Site) -> None:
-    first = await message(site, headers={"X-Session-ID": "s"})
+    first = await message(site, headers={"X-Session-ID": "s", "X-Session-Create": "true"})
     assert (first.headers["x-session-id"], first.json()["session_id"]) == ("s", "s")
     assert site.engine.submitted[0].session == "s"
     second = await message(site, session_id="s", messages=[{"role": "user", "content": "Again"}])
@@ -269,7 +269,7 @@ async def test_counting(site: Site) -> None:
     await message(site, **body)
     assert count == {"input_tokens": len(unpack_ids(site.engine.submitted[0].prompt))}
     assert len(site.engine.submitted) == 1
-    await message(site, headers={"X-Session-ID": "s"})
+    await message(site, headers={"X-Session-ID": "s", "X-Session-Create": "true"})
     more = {"session_id": "s", "messages": HELLO}
     stateful = (await site.http.post("/v1/messages/count_tokens", json=more)).json()["input_tokens"]
     assert (

@@ -15,7 +15,7 @@ async def test_the_model_is_listed_under_each_of_its_names(site: Site) -> None:
     assert listed[0]["details"]["family"]
     running = (await site.http.get("/api/ps")).json()["models"]
     assert [model["model"] for model in running] == ["demo"]
-    assert running[0]["context_length"] == site.app.state.context.facts.max_context
+    assert running[0]["context_length"] == site.context.facts.max_context
 
 
 @served()
@@ -23,7 +23,7 @@ async def test_what_clients_ask_before_they_use_a_model(site: Site) -> None:
     shown = (await site.http.post("/api/show", json={"model": "demo:latest", "verbose": False})).json()
     assert {"completion", "tools"} <= {*shown["capabilities"]}
     kind = shown["model_info"]["general.architecture"]
-    assert shown["model_info"][f"{kind}.context_length"] == site.app.state.context.facts.max_context
+    assert shown["model_info"][f"{kind}.context_length"] == site.context.facts.max_context
     assert shown["template"]
     assert "temperature" in shown["parameters"]
     version = (await site.http.get("/api/version")).json()["version"]

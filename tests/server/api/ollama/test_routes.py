@@ -58,7 +58,7 @@ async def test_a_prompt_is_a_chat_unless_it_is_raw(site: Site) -> None:
     *pieces, last = await lines(site, "/api/generate", prompt="Hello", system="Be kind.")
     assert "".join(piece["response"] for piece in pieces) == "Hello there, friend."
     assert last["done_reason"] == "stop"
-    tokens = site.app.state.context.tokens
+    tokens = site.context.tokens
     assert "Be kind." in tokens.decode(unpack_ids(site.engine.submitted[-1].prompt))
     raw = await whole(site, "/api/generate", prompt="Hello", raw=True)
     assert raw["response"] == "Hello there, friend."

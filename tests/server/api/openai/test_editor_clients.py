@@ -27,8 +27,10 @@ def call(id: str, name: str, arguments: str = "{}") -> dict[str, Any]:
 
 
 READ = call("call_1", "read_file", '{"path":"a"}')
+SEALED = {"reasoning_text": "Hm.", "reasoning_opaque": "x"}
 ASKED = {"role": "user", "content": "Read a."}
-CALLED = [ASKED, {"role": "assistant", "content": "", "tool_calls": [READ]}]
+CALL_READ: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [READ]}
+CALLED = [ASKED, CALL_READ]
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "(see following user message for image)"}
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -54,6 +56,15 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "tools": [tool("read_file")],
         "tool_choice": "auto",
         "reasoning": {"enabled": True, "effort": "medium"},
+        **USAGE,
+    },
+    "copilot, beside its sealed reasoning": {
+        "messages": [
+            {**ASKED, "copilot_cache_control": MARK["cache_control"]},
+            {**CALL_READ, "reasoning_text": "Hm.", "reasoning_opaque": "x"},
+            RESULT,
+        ],
+        "tools": [tool("read_file")],
         **USAGE,
     },
     "zed": {

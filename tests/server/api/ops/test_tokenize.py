@@ -121,7 +121,7 @@ async def test_nothing_without_a_key(site: Site) -> None:
 
 @served()
 async def test_what_other_servers_have_is_not_here(site: Site) -> None:
-    for path in ("/v1/embeddings", "/v1/images/generations", "/v1/audio/speech", "/v1/moderations", "/v1/files"):
+    for path in ("/v1/images/generations", "/v1/audio/speech", "/v1/moderations"):
         response = await site.http.post(path, json={"input": "x"})
         error = response.json()["error"]
         assert (response.status_code, error["type"]) == (404, "invalid_request_error")
@@ -140,7 +140,7 @@ async def test_what_is_said_of_the_cache(site: Site) -> None:
     for body in ({"session_id": "s", "cache_salt": "x"}, {"cache_salt": ""}):
         response = await site.chat(**body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "cache_salt")
-    named = await site.chat(headers={"X-Session-ID": "s"}, cache_salt="x")
+    named = await site.chat(headers={"X-Session-ID": "s", "X-Session-Create": "true"}, cache_salt="x")
     assert named.json()["error"]["param"] == "cache_salt"
     explicit = await site.chat(prompt_cache_options={"mode": "explicit"})
     assert explicit.status_code == 200

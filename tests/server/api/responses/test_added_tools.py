@@ -44,6 +44,19 @@ async def test_a_stored_response_keeps_the_tools_of_its_front(site: Site) -> Non
 
 
 @served()
+async def test_a_follow_up_with_more_tools_goes_on_and_one_with_fewer_forks(site: Site) -> None:
+    more = {"type": "function", "name": "more", "parameters": {"type": "object"}}
+    one = await respond(site, input=[user("Hi")], tools=[FUNCTION])
+    two = await respond(site, input=[user("Next")], previous_response_id=one["id"], tools=[more, FUNCTION])
+    assert prompt(site).startswith(prompt(site, 0))
+    assert prompt(site).index('"more"') > prompt(site).index("Next")
+    fewer = await respond(site, input=[user("Last")], previous_response_id=two["id"], tools=[FUNCTION])
+    assert '"more"' not in prompt(site)
+    sessions = [made["id"].rpartition("_")[0] for made in (one, two, fewer)]
+    assert sessions[0] == sessions[1] != sessions[2]
+
+
+@served()
 async def test_tools_that_come_later_leave_the_prompt_before_them(site: Site) -> None:
     past = [user("Hi"), {"role": "assistant", "content": "Hello"}]
     await respond(site, input=[*past, user("Next")], tools=[FUNCTION], store=False)

@@ -12,7 +12,7 @@ from openai_document import faults
 
 from scheduler.protocol import FinishReason
 from server.api.responses import background
-from server.api.responses.event_recording import CHUNK, EventRecording, read_recording
+from server.http.event_recording import CHUNK, EventRecording, read_recording
 from server.log.database import LogUnavailable
 
 DETACHED = {"input": "Hello", "background": True}

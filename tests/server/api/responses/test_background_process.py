@@ -10,10 +10,10 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, Server, serving, wait
 
-from server.api.responses.event_recording import read_recording
+from server.http.event_recording import read_recording
 from server.log.response_rows import StoredResponse
 from server.log.session_log import SessionLog
-from server.schemas.items import parsed_id
+from server.schemas.items import parse_id
 
 KEYS = ("--api-key", "held=held-key", "--drain-seconds", "600")
 HEADERS = {"authorization": "Bearer held-key"}
@@ -66,7 +66,7 @@ def test_killed_it_has_failed_and_ended_in_order_it_is_waited_for(tmp_path: Path
 
 async def logged(server: Server, id: str) -> StoredResponse | None:
     """What the log of a server that has ended holds."""
-    place = parsed_id(id, "resp")
+    place = parse_id(id, "resp")
     assert place is not None
     log = SessionLog(server.data / "log.sqlite")
     try:

@@ -400,6 +400,6 @@ async def test_a_trigger_is_no_item_of_a_conversation(site: Site) -> None:
 
 
 def test_a_seal_keeps_what_is_said_and_nothing_else() -> None:
-    told = [LoggedMessage("user", "é", instructions=True, items=[["x", 1]]), LoggedMessage("assistant", "b", begun=1)]
+    told = [LoggedMessage("user", "é", instructions=True, items=(["x", 1],)), LoggedMessage("assistant", "b", begun=1)]
     assert unseal_messages(seal_messages(told)) == [LoggedMessage("user", "é"), LoggedMessage("assistant", "b")]
     assert unseal_messages("wt1:x") is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -16,7 +18,8 @@ from server.api.responses.output import OutputItems
 from server.chat.dialect_parser import ReasoningMarks
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
-from server.schemas.items import new_id
+from server.schemas.item_texts import ItemLogprob, OutputText
+from server.schemas.items import MessageItem, new_id
 
 HEAD = ["response.created", "response.in_progress"]
 MESSAGE = ["response.output_item.added", "response.content_part.added"]
@@ -196,3 +199,23 @@ def test_what_comes_again_is_another_item() -> None:
 def test_the_document_is_asked_at_all() -> None:
     assert faults("ResponseStreamEvent", {"type": "response.created", "sequence_number": "0"})
     assert PartialReply().content == ""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+def test_no_token_is_lost_however_a_reply_comes(size: int) -> None:
+    """Half a character and one that follows it are one U+FFFD; each of their tokens keeps its log-probability."""
+    numbers = itertools.count()
+    output = OutputItems(lambda kind: kind, lambda: next(numbers), ToolNames([]))
+    data = [0xDE, 0x19, ord("M"), 0xEF, 0xBF, ord("0")]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for first in range(0, len(data), size):
+        group = data[first : first + size]
+        text = decoder.decode(bytes(group), first + size >= len(data))
+        entries = [ItemLogprob(bytes([byte]).decode(errors="replace"), [byte], -1.0, []) for byte in group]
+        for _ in output.take([ContentPiece(text)] if text else [], entries):
+            pass
+    [message] = output.snapshot()
+    assert isinstance(message, MessageItem)
+    [content] = message.content
+    assert isinstance(content, OutputText)
+    assert [entry.bytes for entry in content.logprobs] == [[byte] for byte in data]

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import openai
 import pytest
-from http_context import PATIENCE, Site, demo_tokens
-from real_port import Port, port
+from http_context import Site, demo_tokens
+from real_port import Port, on_a_port
 from template_styles import NO_TOOLS, tokens_with
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import server.api.responses.socket as sockets
 from server.api.responses.socket_memory import MOST
+from server.config.prompt_rules import PROMPT_RULES
 
-P = ParamSpec("P")
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 NEEDS_USER = (
     "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{ raise_exception('No user query.') }}{% endif %}" + NO_TOOLS
 )
 ANSWER = "Hello there, friend."
-
-
-def on_a_port(**parts: Any) -> Callable[[Callable[Concatenate[Port, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a coroutine function whose first parameter is a Port; ``parts`` are for its site, or functions
-    that make them.
-    """
-
-    def decorate(test: Callable[Concatenate[Port, P], Awaitable[None]]) -> Callable[P, None]:
-        @functools.wraps(test)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async def within() -> None:
-                made = {name: part() if callable(part) else part for name, part in parts.items()}
-                async with port(**made) as opened:
-                    await asyncio.wait_for(test(opened, *args, **kwargs), PATIENCE)
-
-            asyncio.run(within())
-
-        del run.__wrapped__
-        return run
-
-    return decorate
 
 
 def opened(at: Port, **options: Any) -> connect:
@@ -195,6 +172,31 @@ async def test_a_prompt_is_read_where_the_template_wants_a_user(at: Port) -> Non
         second == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
     assert third == "<|im_start|>user\nBe brief.<|im_end|>\n<|im_start|>assistant\n"
+
+
+ADDED = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}
+WARMED: dict[str, tuple[list[Any], tuple[str, ...]]] = {"tools too": ([ADDED], PROMPT_RULES), "no rules": ([], ())}
+
+
+@pytest.mark.parametrize("case", WARMED)
+def test_what_is_read_before_the_first_message_is_read_in_parts_too(case: str) -> None:
+    tools, rules = WARMED[case]
+
+    @on_a_port(tokens=lambda: tokens_with(NEEDS_USER, rules=rules))
+    async def run(at: Port) -> None:
+        one, two = ({"role": "developer", "content": text} for text in ("Be brief.", "Be kind."))
+        async with opened(at) as socket:
+            await send(socket, input=[*tools, one], generate=False)
+            first = (await until_end(socket))[-1]["response"]
+            await send(socket, input=[two], generate=False, previous_response_id=first["id"])
+            second = (await until_end(socket))[-1]["response"]
+            await create(socket, input="Hello", previous_response_id=second["id"])
+        texts = [demo_tokens().decode(ids) for ids in prompts(at.site)]
+        fronts = [text.partition("<|im_start|>user\n")[0] for text in texts]
+        assert [("Be brief." in front, "Be kind." in front) for front in fronts] == [(True, n > 0) for n in range(3)]
+        assert texts[2].endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+    run()
 
 
 @on_a_port()

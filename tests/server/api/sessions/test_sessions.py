@@ -63,7 +63,7 @@ async def test_a_cut_reply_is_ended_by_the_next_turn(site: Site, cut: dict[str, 
 
 @served()
 async def test_the_header_names_the_session_of_a_full_history(site: Site) -> None:
-    headers = {"X-Session-ID": "s"}
+    headers = {"X-Session-ID": "s", "X-Session-Create": "true"}
     await site.chat(headers=headers)
     history = [*HELLO, {"role": "assistant", "content": "Edited!"}, *MORE]
     response = await site.chat(headers=headers, messages=history)
@@ -77,13 +77,13 @@ async def test_the_header_names_the_session_of_a_full_history(site: Site) -> Non
 
 @served()
 async def test_a_stateful_call_continues_what_a_full_history_left(site: Site) -> None:
-    await site.chat(headers={"X-Session-ID": "s"})
+    await site.chat(headers={"X-Session-ID": "s", "X-Session-Create": "true"})
     before = (await logged(site, "s")).tokens
     await site.chat(session_id="s", messages=MORE)
     assert last_prompt(site)[: len(before)] == before
 
 
-@pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"X-Session-ID": "s"}}])
+@pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"X-Session-ID": "s", "X-Session-Create": "true"}}])
 @served()
 async def test_the_id_is_echoed_in_header_body_and_chunks(site: Site, named: dict[str, Any]) -> None:
     response = await site.chat(**named)
@@ -101,7 +101,8 @@ async def test_other_ids_are_refused(site: Site, name: Any) -> None:
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "session_id"
     if isinstance(name, str) and name.isascii() and name.isprintable():
-        assert (await site.chat(headers={"X-Session-ID": name})).status_code == 400
+        headers = {"X-Session-ID": name, "X-Session-Create": "true"}
+        assert (await site.chat(headers=headers)).status_code == 400
     assert not site.engine.submitted
 
 
@@ -111,12 +112,14 @@ async def test_ids_that_differ_are_refused_and_equal_ones_are_not(site: Site) ->
     assert (await site.chat(session_id="a", headers={"X-Session-ID": "b"})).status_code == 400
     assert (await site.chat(path, session_id="b")).status_code == 400
     assert (await site.chat(path, headers={"X-Session-ID": "b"})).status_code == 400
-    assert (await site.chat(headers=[("X-Session-ID", "a"), ("X-Session-ID", "b")])).status_code == 400
+    two = [("X-Session-ID", "a"), ("X-Session-ID", "b"), ("X-Session-Create", "true")]
+    assert (await site.chat(headers=two)).status_code == 400
     assert (await site.chat(path, session_id="a", headers={"X-Session-ID": "a"})).status_code == 200
 
 
 @served()
 async def test_a_session_takes_one_choice(site: Site) -> None:
+    await site.http.post("/v1/sessions", json={"id": "s"})
     for named in ({"session_id": "s"}, {"headers": {"X-Session-ID": "s"}}):
         response = await site.chat(n=2, **named)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "n")

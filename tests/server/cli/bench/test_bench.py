@@ -264,8 +264,8 @@ def test_a_real_server_by_its_url(tmp_path: Path) -> None:
         )
         out = io.StringIO()
         assert bench(config, out) == 0
-        refused = io.StringIO()
-        assert bench(BenchConfig(target=server.url, sessions=[1]), refused) == 1
+        with pytest.raises(UsageError, match=r"^--api-key: the server refused this key, or needs one$"):
+            bench(BenchConfig(target=server.url, sessions=[1]), io.StringIO())
     *_, chats, history, _, about = out.getvalue().splitlines()
     assert chats.startswith("| 2 sessions, 2 turns | ")
     assert history.startswith("| 16 words on ")

@@ -4,13 +4,13 @@ import io
 
 from rich.console import Console
 
-from server.cli.chat.reply_view import MarkdownView, divided, visible
-from server.cli.chat.streamed_turn import Piece
+from server.cli.chat.reply_view import MarkdownView, split_last_block, visible
+from server.cli.chat.streamed_turn import ReplyPiece
 
 REPLY = "# Title\n\nSome *text*\nin lines.\n\n```python\nx = 1\n\ny = 2\n```\n\n- one\n- two\n"
 
 
-def shown(*pieces: Piece, height: int = 24) -> str:
+def shown(*pieces: ReplyPiece, height: int = 24) -> str:
     """What is left on the screen, without styles."""
     console = Console(file=io.StringIO(), force_terminal=False, width=40, height=height)
     with MarkdownView(console).replying() as reply:
@@ -22,21 +22,21 @@ def shown(*pieces: Piece, height: int = 24) -> str:
 
 
 def test_a_reply_in_any_pieces_is_shown_once_and_whole() -> None:
-    whole = shown(Piece(REPLY))
+    whole = shown(ReplyPiece(REPLY))
     words = ["Title", "Some text in lines.", "x = 1", "y = 2", "one", "two"]
     assert [whole.count(word) for word in words] == [1] * len(words)
-    assert shown(*map(Piece, REPLY)).split() == whole.split()
+    assert shown(*map(ReplyPiece, REPLY)).split() == whole.split()
 
 
 def test_only_the_last_block_is_drawn_anew() -> None:
-    done, tail = divided("para\n\n```\nx\n\ny")
+    done, tail = split_last_block("para\n\n```\nx\n\ny")
     assert (done, tail) == ("para\n\n", "```\nx\n\ny")
-    assert divided("only one\nparagraph") == ("", "only one\nparagraph")
-    assert divided("") == ("", "")
+    assert split_last_block("only one\nparagraph") == ("", "only one\nparagraph")
+    assert split_last_block("") == ("", "")
 
 
 def test_reasoning_comes_before_the_answer() -> None:
-    text = shown(Piece("Let me ", True), Piece("think.", True), Piece("Yes."))
+    text = shown(ReplyPiece("Let me ", True), ReplyPiece("think.", True), ReplyPiece("Yes."))
     assert text.split() == ["Let", "me", "think.", "Yes."]
     assert text.index("think.") < text.index("\n") < text.index("Yes.")
 
@@ -46,4 +46,4 @@ def test_what_a_terminal_would_obey_is_not_sent_to_it() -> None:
         visible("a\x1b[2Jb\x07\x9bc\td\n")
         == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}c\td\n"
     )
-    assert "\x1b" not in shown(Piece("a\x1b]0;title\x07"), Piece("\x1b[31m", True))
+    assert "\x1b" not in shown(ReplyPiece("a\x1b]0;title\x07"), ReplyPiece("\x1b[31m", True))

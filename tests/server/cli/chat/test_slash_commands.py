@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.cli.chat.conversation import Conversation
+from server.cli.chat.conversation import ChatSession
 from server.cli.chat.reply_view import PlainView
 from server.cli.chat.slash_commands import COMMANDS, Quit, Terminal, obey
 
@@ -99,7 +99,7 @@ class Desk:
         self.shown = Notes()
         http = httpx.Client(transport=httpx.MockTransport(self.server), base_url="http://test")
         view = PlainView(self.shown, self.shown)  # type: ignore[arg-type]
-        self.conversation = Conversation(http, "tiny", 4096, "s1")
+        self.conversation = ChatSession(http, "tiny", 4096, "s1")
         self.terminal = Terminal(self.conversation, view, [])
 
     def says(self, *lines: str) -> str:

@@ -15,8 +15,9 @@ from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
-from scheduler.model_facts import WeightReading, WeightRounding
+from scheduler.model_facts import KvRounding, PictureMarks, PoolingFacts, WeightReading, WeightRounding
 from scheduler.protocol import Stats
+from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
 from server.cli.doctor import doctor_model
@@ -60,13 +61,29 @@ def test_what_rounded_weights_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def loaded(*_: Any) -> MeasuredModel:
         return MeasuredModel(1.0, facts, Stats())
 
-    monkeypatch.setattr(doctor_model, "loaded", loaded)
+    monkeypatch.setattr(doctor_model, "load_model", loaded)
     told = found("ok", tmp_path, monkeypatch)["rounding"]
     assert (told.level, told.text) == (Level.OK, rounding.line)
     assert told.figures == {"weights": "int4", "error": 0.0625, "same": 0.875}
     assert "int4: logits differ by 6.2%" in told.text
     assert "the same for 88% of 64" in told.text
     assert "could not be measured" in WeightRounding("int8", None, None).line
+
+
+@pytest.mark.parametrize(
+    ("idle", "told_of_them"),
+    [("the checkpoint is quantised", "are not used: the checkpoint is quantised"), ("", "draft for --speculate auto")],
+)
+def test_layers_for_multi_token_prediction_are_named(
+    idle: str, told_of_them: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def loaded(*_: Any) -> MeasuredModel:
+        return MeasuredModel(1.0, msgspec.structs.replace(FACTS, mtp_layers=2, mtp_idle=idle), Stats())
+
+    monkeypatch.setattr(doctor_model, "load_model", loaded)
+    told = found("ok", tmp_path, monkeypatch)["drafting"]
+    assert (told.level, told.figures) == (Level.OK, {"mtp_layers": 2, "used": not idle})
+    assert f"2 layers for multi-token prediction, which {told_of_them}" in told.text
 
 
 def test_an_engine_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,26 +102,50 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
 def test_how_fast_weights_are_read(tmp_path: Path) -> None:
     speeds = ((8e9, 9e9), (5e9, 7e9), (2e9, 1e9))
     read = WeightReading(1000, 2, 10e9, 0.5, ("in order", "prefetching"), (1, 4, 16), speeds, (1, 1, 0))
-    finding = doctor_model.reading(read)
+    finding = doctor_model.check_reading(read)
     assert finding.level == Level.OK
     assert "one row read 9.0 GB/s of weights, 90 % of the 10.0 GB/s that memory gives (2 threads, 50 %" in finding.text
     assert "1 row: in order 8.0, prefetching 9.0 (used) GB/s; 4 rows: in order 5.0" in finding.text
     assert (finding.figures["share"], finding.figures["chosen"]) == (0.9, (1, 1, 0))
 
 
+@pytest.mark.parametrize(
+    ("kv", "level", "told"),
+    [
+        (
+            KvRounding("int8", 30, 32, 0.0125, 0.988),
+            Level.OK,
+            "int8 in 30 of 32 layers: against exact KV logits differ",
+        ),
+        (KvRounding("fp8", 32, 32, 0.2, 0.7), Level.WARNING, "by 20.0% (root mean square), and the likeliest token is"),
+        (KvRounding("int8", 0, 32, None, None, "no"), Level.WARNING, "--kv-dtype int8 is not used, KV is exact: no"),
+    ],
+)
+def test_what_rounded_kv_changes(kv: KvRounding, level: Level, told: str) -> None:
+    finding = doctor_model.rounded(kv)
+    assert (finding.level, told in finding.text) == (level, True)
+
+
 def test_the_room_of_each_tier(tmp_path: Path) -> None:
     facts = msgspec.structs.replace(FACTS, max_context=2048, kv_bytes_per_token=1000, dtype="bfloat16", pages=256)
     measured = MeasuredModel(1.0, facts, Stats(tiers={Tier.HOST: TierStats(capacity=630)}))
-    for at_rest, on_disk in (("exact", 10), ("int8", 20)):
+    for at_rest, on_disk in (("exact", 9), ("int8", 19)):
         values: dict[str, Any] = {"disk_space": 10_000_000, "kv_at_rest": at_rest}
         config = DoctorConfig(data_dir=tmp_path, **values)
         room = doctor_model.room(config, measured, facts)
         assert (room.level, room.figures["sessions"][0]) == (
             Level.OK,
-            {"tokens": 1000, "device": 4, "host": 10, "disk": on_disk},
+            {"tokens": 1024, "device": 4, "host": 9, "disk": on_disk},
         )
         assert room.figures["sessions"][-1]["tokens"] == 2048
-    assert "of 1,000 tokens: 4 on the device, 10 in host memory, 20 on disk" in room.text
+    assert "of 1,024 tokens: 4 on the device, 9 in host memory, 19 on disk" in room.text
+    windowed = msgspec.structs.replace(facts, kv_bytes_by_length={"1024": 500, "2048": 250})
+    sessions = doctor_model.room(config, measured, windowed).figures["sessions"]
+    assert [one["device"] for one in sessions] == [8, 8]
+    assert "a token takes 500 at 1,024, 250 at 2,048 tokens" in doctor_model.memory(measured, windowed).text
+    rounded = msgspec.structs.replace(facts, kv_rounding=KvRounding("int8", 4, 4, 0.01, 0.98))
+    sessions = doctor_model.room(config, measured, rounded).figures["sessions"]
+    assert sessions[0]["disk"] == 9  # files keep rounded KV as it is
     small = msgspec.structs.replace(facts, pages=100)
     assert doctor_model.room(config, measured, small).level is Level.WARNING
 
@@ -117,7 +158,7 @@ def test_more_kv_than_there_is_memory() -> None:
 
 def test_a_model_that_runs_alone() -> None:
     facts = msgspec.structs.replace(FACTS, mode="alone")
-    assert doctor_model.running("m", MeasuredModel(1.0, facts), facts).level is Level.WARNING
+    assert doctor_model.check_mode("m", MeasuredModel(1.0, facts), facts).level is Level.WARNING
 
 
 @pytest.mark.parametrize(
@@ -161,7 +202,51 @@ def test_the_demo_model_as_users_ask_for_it(tmp_path: Path) -> None:
     checks = {finding["check"]: finding for finding in told["findings"]}
     assert checks["model"]["figures"]["mode"] == "packed"
     assert checks["weights"]["figures"]["kv_bytes_per_token"] == 1024
-    assert checks["room"]["figures"]["sessions"][0] == {"tokens": 1000, "device": 8, "host": 0, "disk": 8}
+    assert checks["room"]["figures"]["sessions"][0] == {"tokens": 1024, "device": 8, "host": 0, "disk": 8}
     assert checks["template"]["figures"] == {"prefix_stable": True}
     assert "loading the weights" in ran.stderr
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_model_that_sees_needs_pillow(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(doctor_model, "has_pillow", lambda: there)
+    told = doctor_model.media(["image", "audio"])
+    assert told.level is (Level.OK if there else Level.FAULT)
+    assert "image and audio" in told.text
+    assert there or "[media]" in told.advice
+
+
+def test_what_a_model_gives_that_generates_no_text() -> None:
+    facts = PoolingFacts(384, ("mean",), True, True, {"query": "q: "})
+    made = doctor_model.pooling("embed", facts)
+    assert (made.level, "384 numbers" in made.text, "unit length" in made.text) == (Level.OK, True, True)
+    assert doctor_model.pooling("score", PoolingFacts(1, pads=False)).level is Level.WARNING
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_model_that_hears_needs_what_decodes_sounds(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_model, "has_sounds", lambda: there)
+    speech = SpeechFacts(16_000, 30.0, ("en",), timestamps=True, together=8)
+    for told in (doctor_model.hearing(speech), doctor_model.media(["audio"])):
+        assert told.level is (Level.OK if there else Level.FAULT)
+        assert there or "[media]" in told.advice
+    assert "30 s at once, 8 windows in a batch" in doctor_model.hearing(speech).text
+
+
+def test_a_model_that_transcribes_has_neither_room_nor_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = msgspec.structs.replace(FACTS, speech=SpeechFacts(16_000, 30.0))
+
+    async def loaded(*_: Any) -> MeasuredModel:
+        return MeasuredModel(1.0, facts, Stats())
+
+    monkeypatch.setattr(doctor_model, "load_model", loaded)
+    checks = [finding.check for finding in doctor_model.model(DoctorConfig(model="x"))]
+    assert checks == ["model", "weights", "speech"]
+
+
+@pytest.mark.parametrize(("media", "noun"), [(("audio",), "sounds"), (("image",), "pictures")])
+def test_what_enters_a_model_is_told(media: tuple[str, ...], noun: str) -> None:
+    marks = PictureMarks("<x>", 1, "as embeddings", "f")
+    told = doctor_model.check_pictures(msgspec.structs.replace(FACTS, media=media, pictures=marks))
+    assert told.text == f"it takes {noun}, which enter as embeddings"

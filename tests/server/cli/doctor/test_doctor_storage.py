@@ -164,7 +164,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path, monkeypatch: pyte
 def test_slow_disks(
     speeds: Any, durability: str, level: Level, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_storage, "measured", lambda file: speeds)
+    monkeypatch.setattr(doctor_storage, "measure_disk", lambda file: speeds)
     found = one(doctor_storage.disk(config(tmp_path, durability=durability)))
     assert (found.level, said in found.advice) == (level, True)
 
@@ -173,7 +173,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(file: object) -> tuple[float, float, float]:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(doctor_storage, "measured", full)
+    monkeypatch.setattr(doctor_storage, "measure_disk", full)
     assert one(doctor_storage.disk(config(tmp_path))).level is Level.FAULT
 
 

@@ -106,8 +106,8 @@ def test_whatever_page_is_lost_no_session_is_wrong_or_shorter(tmp_path: Path) ->
         zero(folder / "log.sqlite", page)
         damaged = (folder / "log.sqlite").read_bytes()
         found, log = reopened(folder / "log.sqlite")
-        if log.salvage is None:  # part of a long row, which has a checksum
-            assert [found[name] for name in truth if found[name] != truth[name]] == ["refused"], page
+        if log.salvage is None:  # part of a long row, which has a checksum, or of the search index, which is made anew
+            assert [found[name] for name in truth if found[name] != truth[name]] in (["refused"], []), page
             continue
         assert (folder / log.salvage.aside).read_bytes() == damaged
         for name, state in found.items():
@@ -167,7 +167,7 @@ def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
         assert replayed is not None
         assert (replayed.request_hash, replayed.reply.content) == ("h", "b")
         assert [*await log.tombstones()] == [("a", "gone")]
-        assert await log.pinned(0.0) == [("b", "facts", 2**31)]
+        assert await log.find_pinned(0.0) == [("b", "facts", 2**31)]
 
     with_log(path, scenario)
 

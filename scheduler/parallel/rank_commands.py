@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from cache.memory.frames import UNDIVIDED, Division
+
 DEVICE, HOST = 0, 1  # the numbers of the two tiers
 
 
@@ -39,15 +41,20 @@ class PackedForward(msgspec.Struct, tag=True, frozen=True):
     masks: dict[int, bytes]
     keep: bytes
     long: bool
+    near_tables: dict[int, bytes] = {}  # of the near parts, if pages are divided
 
 
 class CreateTiers(msgspec.Struct, tag=True, frozen=True):
-    """New, empty tiers; ``known``: with the shapes that the last ones have learned. Answered with what went wrong."""
+    """New, empty tiers; ``known``: with the shapes that the last ones have learned. Answered with what went wrong.
+
+    ``division``: how rank 0 divides pages, if it does; ``slots`` and ``host_slots`` are then frames.
+    """
 
     slots: int
     host_slots: int
     page_size: int
     known: bool
+    division: Division = UNDIVIDED
 
 
 class FreeMemory(msgspec.Struct, tag=True, frozen=True):
@@ -55,21 +62,25 @@ class FreeMemory(msgspec.Struct, tag=True, frozen=True):
 
 
 class CopyPages(msgspec.Struct, tag=True, frozen=True):
-    """Pages from one tier to another or the same."""
+    """Pages from one tier to another or the same: their whole or ``near`` parts, if they are divided."""
 
     source: int
     target: int
     there: list[int]
     here: list[int]
+    near: bool = False
 
 
 class Gather(msgspec.Struct, tag=True, frozen=True):
-    """The tokens at ``rows``, once ``after`` commands have been done; answered by a tensor for each of ``names``."""
+    """The tokens at ``rows``, once ``after`` commands have been done; answered by a tensor for each of ``names``.
+    ``near``: their rows in the pools of windowed layers, if pages are divided.
+    """
 
     after: int
     tier: int
     names: list[str]
     rows: bytes
+    near: bytes = b""
 
 
 class Scatter(msgspec.Struct, tag=True, frozen=True):

@@ -1,0 +1,120 @@
+// What is done with a block of keys of one session: keys as columns, scores of a few queries, weights, and sums of values.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int BLOCK = 64;  // keys that are worked on at a time, a multiple of every LANES
+constexpr float NEVER = -INFINITY;
+
+// Rows of `dim` elements as chunks. The last chunk overlaps the one before where dim is no multiple.
+struct Row {
+    int64_t dim, chunks, padded;
+    explicit Row(int64_t d) : dim(d), chunks((d + CHUNK - 1) / CHUNK), padded(chunks * CHUNK) {}
+    int64_t at(int64_t chunk) const { return dim < CHUNK ? 0 : chunk + 1 < chunks ? chunk * CHUNK : dim - CHUNK; }
+};
+
+template <class T>
+void write_out(const float* from, const Row& row, float factor, T* to) {
+    for (int64_t c = 0; c < row.chunks; c++) {
+        for (int i = 0; i < CHUNK && row.at(c) + i < row.dim; i++) {
+            int lane = sizeof(T) == 4 ? i : i / 2 + i % 2 * LANES;
+            put(to + row.at(c) + i, from[c * CHUNK + lane] * factor);
+        }
+    }
+}
+
+// One register of words, of the same place in LANES keys, as a column per element of the word.
+inline void spread(float, vf word, float* columns, int i) { store(columns + i * BLOCK, word); }
+inline void spread(bf16, vf word, float* columns, int i) {
+    store(columns + 2 * i * BLOCK, (vf)((vu)word << 16));
+    store(columns + (2 * i + 1) * BLOCK, (vf)((vu)word & 0xffff0000u));
+}
+inline void spread(f16, vf word, float* columns, int i) {
+    store(columns + 2 * i * BLOCK, halves((vu)word & 0xffffu));
+    store(columns + (2 * i + 1) * BLOCK, halves((vu)word >> 16));
+}
+
+// Keys as columns, in float32: columns[d * BLOCK + j] = element d of key j, for a count rounded up to LANES. The values
+// beside them are fetched meanwhile; asking for more lines at once, or sooner, stalls on the few that can be under way.
+template <class T>
+void turn(const T* const* keys, const T* const* values, int count, const Row& row, float* columns) {
+    for (int j = 0; j < count; j += LANES) {
+        for (int64_t c = 0; c < row.chunks; c++) {
+            for (unsigned half = 0; half < sizeof(T) / 2; half++) {  // a chunk is one register of words, or two
+                int64_t at = row.at(c) + half * LANES;
+                vf words[LANES];
+                for (int i = 0; i < LANES; i++) __builtin_prefetch(values[j + i] + at);
+                for (int i = 0; i < LANES; i++) words[i] = load((const float*)(keys[j + i] + at));
+                transpose(words);
+                for (int i = 0; i < LANES; i++) spread(T(), words[i], columns + at * BLOCK + j, i);
+            }
+        }
+    }
+}
+
+// scores[r * BLOCK + j] = query r * key j, for ROWS queries and all keys of a block.
+template <int ROWS>
+void score(const float* queries, const float* columns, int count, int64_t dim, float* scores) {
+    constexpr int VECTORS = 2 * WIDE;
+    for (int j = 0; j < count; j += VECTORS * LANES) {
+        vf s[ROWS][VECTORS] = {};
+        for (int64_t d = 0; d < dim; d++) {
+            vf k[VECTORS];
+            for (int i = 0; i < VECTORS; i++) k[i] = load(columns + d * BLOCK + j + i * LANES);
+            for (int r = 0; r < ROWS; r++) {
+                vf q = splat(queries[r * dim + d]);
+                for (int i = 0; i < VECTORS; i++) s[r][i] += q * k[i];
+            }
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < VECTORS; i++) store(scores + r * BLOCK + j + i * LANES, s[r][i]);
+    }
+}
+
+// sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on.
+template <class T, int ROWS, int CHUNKS>
+void add_values(const float* weights, const T* const* values, int from, int to, const Row& row, int64_t c, float* sums) {
+    vf s[ROWS][2 * CHUNKS];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] = load(sums + r * row.padded + c * CHUNK + i * LANES);
+    for (int j = from; j < to; j++) {
+        vf v[2 * CHUNKS];
+        for (int i = 0; i < CHUNKS; i++) load(values[j] + row.at(c + i), v[2 * i], v[2 * i + 1]);
+        for (int r = 0; r < ROWS; r++) {
+            vf weight = splat(weights[r * BLOCK + j]);
+            for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] += weight * v[i];
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < 2 * CHUNKS; i++) store(sums + r * row.padded + c * CHUNK + i * LANES, s[r][i]);
+}
+
+// Scores to weights, in place, up to a common factor: `most` is the largest score so far and `total` the sum of
+// weights relative to it. Returns by what earlier sums are to be multiplied.
+float soften(float* scores, float& most, float& total) {
+    vf top = load(scores);
+    for (int j = LANES; j < BLOCK; j += LANES) top = larger(load(scores + j), top);
+    float here = fold(top, larger), now = here > most ? here : most;
+    vf added = {}, base = splat(now == NEVER ? 0.0f : now);
+    for (int j = 0; j < BLOCK; j += LANES) {
+        vf weight = exponential(load(scores + j) - base);
+        store(scores + j, weight);
+        added += weight;
+    }
+    float factor = most == now ? 1.0f : std::exp(most - now);
+    total = total * factor + fold(added, [](vf a, vf b) { return a + b; });
+    most = now;
+    return factor;
+}
+
+template <class T>
+struct Block {  // up to BLOCK keys of one session
+    const T *keys[BLOCK], *values[BLOCK];
+    int64_t first;
+    int count;
+};
+
+}  // namespace

@@ -1,0 +1,76 @@
+"""``InputProcessor``: makes a turn of a request, or says why it is refused."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from functools import partial
+
+from cache.media_ids import MEDIA, count_media
+from cache.pages.media import TimelineMedia
+from cache.pages.timeline_key import MARKED
+from scheduler.adapters.adapter_set import AdapterSet
+from scheduler.core.limits import Limits
+from scheduler.core.text import TextStream, Vocabulary
+from scheduler.core.thinking import ThinkingState
+from scheduler.core.turn import Turn
+from scheduler.media.pictures import PictureStore, UnknownMedium
+from scheduler.protocol import Refused, Submit, unpack_ids
+
+log = logging.getLogger("warmturn.engine")
+
+
+class InputProcessor:
+    """Checks requests against ``limits`` and gives their turns what they decode and see. Queues nothing."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        pictures: PictureStore | None,
+        adapters: AdapterSet | None = None,
+    ) -> None:
+        """``pictures``: None if the model takes none. ``adapters``: None if turns may name none."""
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._pictures = pictures
+        self._adapters = adapters
+
+    def make_turn(self, request: Submit) -> Turn | Refused:
+        """The turn of a request."""
+        ids = unpack_ids(request.prompt)
+        refused = self._limits.refuse(request, ids)
+        if refused is not None:
+            return refused
+        if request.salt and request.session is not None:  # forgetting the session would not find its KV
+            return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
+        if request.adapter and (self._adapters is None or self._adapters.find(request.adapter) is None):
+            return Refused(request.turn, "model_not_found", "This adapter is not loaded any more.")
+        if request.adapter and count_media(ids[:MARKED]):
+            return Refused(request.turn, "invalid_prompt", "With an adapter no prompt begins with a picture.")
+        if max(ids) >= MEDIA:
+            media = self._place_pictures(request, ids)
+            return media if isinstance(media, Refused) else self._turn(request, ids, media)
+        return self._turn(request, ids)
+
+    def _turn(self, request: Submit, ids: array[int], media: TimelineMedia | None = None) -> Turn:
+        text = TextStream(self._vocabulary, self._limits.start or ids, request.stopping.stop, request.special)
+        adapter = None if self._adapters is None else self._adapters.find(request.adapter)
+        turn = Turn(request, text, self._limits.start, media, adapter)
+        if request.thinking is not None:
+            spell = partial(self._vocabulary.spell_shown, special=request.special)
+            turn.thinking = ThinkingState(request.thinking, spell)
+        return turn
+
+    def _place_pictures(self, request: Submit, ids: array[int]) -> TimelineMedia | Refused:
+        """Where the pictures of a prompt with media ids stand."""
+        assert self._pictures is not None
+        try:
+            return self._pictures.place(request.tenant, ids, request.media)
+        except UnknownMedium:
+            return Refused(
+                request.turn, "unknown_media", "A picture or sound of the prompt is not in memory; try again."
+            )
+        except Exception as error:  # whatever the model's own code for positions raises
+            log.error("the positions of a prompt with pictures could not be computed", exc_info=error)
+            return Refused(request.turn, "invalid_prompt", "The model cannot take pictures or sounds in these places.")

@@ -1,0 +1,73 @@
+"""``MediaCommands``: answers the server's questions by what ids a picture is fed, off the engine's loop."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from scheduler.media.pictures import Picture, PictureStore
+from scheduler.protocol import Expand, Expanded, ExpandedMedium, MediaItem
+
+log = logging.getLogger("warmturn.engine")
+
+NO_PICTURES = "This model does not take pictures or sounds."
+
+
+class MediaCommands:
+    """Processes pictures on a thread of its own. Call ``take`` after each step."""
+
+    def __init__(self, pictures: PictureStore | None) -> None:
+        """``pictures``: None if the model takes none."""
+        self._pictures = pictures
+        self._thread = ThreadPoolExecutor(1, "media")
+        self._open: list[tuple[Expand, dict[str, Future[Picture]]]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether questions wait for an answer."""
+        return bool(self._open)
+
+    def expand(self, request: Expand) -> None:
+        """Process the pictures that are not known and that came with their bytes."""
+        started: dict[str, Future[Picture]] = {}
+        for item in request.media if self._pictures is not None else ():
+            if self._pictures is not None and item.data and self._pictures.find(request.tenant, item.digest) is None:
+                started[item.digest] = self._thread.submit(self._pictures.make, item.digest, item.data)
+        self._open.append((request, started))
+
+    def take(self) -> list[Expanded]:
+        """The answers since the last call."""
+        ready = [one for one in self._open if all(future.done() for future in one[1].values())]
+        self._open = [one for one in self._open if one not in ready]
+        return [self._answer(request, started) for request, started in ready]
+
+    def _answer(self, request: Expand, started: dict[str, Future[Picture]]) -> Expanded:
+        if self._pictures is None:
+            return Expanded(request.request, tuple(refuse(item, NO_PICTURES) for item in request.media))
+        made, unknown = [], []
+        for item in request.media:
+            picture = self._pictures.find(request.tenant, item.digest)
+            if picture is None and item.digest in started:
+                try:
+                    picture = self._pictures.add(request.tenant, item.digest, started[item.digest].result())
+                except ValueError as error:
+                    made.append(refuse(item, f"{str(error)[:1].upper()}{str(error)[1:]}."))
+                    continue
+                except Exception:  # whatever a processor raises
+                    log.exception("a picture could not be processed")
+                    made.append(refuse(item, "It cannot be processed."))
+                    continue
+            if picture is None:
+                unknown.append(item.digest)
+            else:
+                made.append(ExpandedMedium(item.digest, picture.text, picture.ids.tobytes()))
+        return Expanded(request.request, tuple(made), tuple(unknown))
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def refuse(item: MediaItem, reason: str) -> ExpandedMedium:
+    """The answer for a picture that cannot be used."""
+    return ExpandedMedium(item.digest, "", b"", reason)

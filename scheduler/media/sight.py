@@ -1,0 +1,280 @@
+"""``Sight``: how pictures enter a model, and ``Hearing``: how sounds do. Its encoder is run once per picture; each step
+gets the rows of the pictures that it feeds, and explicit positions, so that steps of several sessions can be packed.
+
+What holds for a model is measured at load (``scheduler.model.media_probe``), not looked up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.media_ids import MEDIA
+from cache.memory.stream import put
+from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
+from cache.pages.packed import PackedStep
+from scheduler.media.processor import Processed, to_device
+from scheduler.media.senses import PICTURES, SOUNDS, Sense
+
+_ENCODE = "get_image_features"  # transformers' name for it
+_POSITIONS = "get_rope_index"  # and for what tells positions of several axes
+_OUTPUTS = "mm_encoder_outputs"  # the argument that takes what the encoder made
+TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments that say which tokens are pictures
+
+
+class Blind(Exception):
+    """The model does not take pictures, or not in a way that can be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """What an encoder made of one picture: ``rows [rows, width]``; ``levels``: for models that add rows behind several
+    layers, of the same length; ``like``: the output, for its class and the shape of its fields.
+    """
+
+    rows: torch.Tensor
+    levels: tuple[torch.Tensor, ...]
+    like: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return sum(part.numel() * part.element_size() for part in (self.rows, *self.levels))
+
+
+@dataclass(frozen=True)
+class Way:
+    """``whole``: the model is given token ids and what its encoder made, and merges them itself; else it is given
+    embeddings. ``typed``: it is told which tokens are pictures. ``rule``: what rows of a picture see.
+    """
+
+    whole: bool
+    typed: bool
+    rule: BothWays
+
+    def __str__(self) -> str:
+        way = "as outputs of its encoder" if self.whole else "as embeddings"
+        seen = "" if self.rule is BothWays.NEVER else f", rows see each other {self.rule}"
+        return f"{way}{', with token types' if self.typed else ''}{seen}"
+
+
+class Sight:
+    """A model's encoder and the way in which its rows are merged. ``placeholder``: the token that stands for a row."""
+
+    sense: Sense = PICTURES
+
+    def __init__(self, model: Any) -> None:
+        """Raises Blind."""
+        self.model = model
+        self.accepts = inspect.signature(model.forward).parameters
+        if not any(name in self.accepts for name in self.sense.inputs):
+            raise Blind(f"its forward takes no {' or '.join(self.sense.inputs)}")
+        self._positions_owner = _owner(model, _POSITIONS)
+        self.placeholder = -1
+        self._takes_outputs = _OUTPUTS in self.accepts and self.sense is PICTURES  # it leaves sounds out, silently
+        self.way = Way(self._takes_outputs, False, BothWays.NEVER)
+
+    def ways(self) -> Iterator[Way]:
+        """Those that may be right, in the order in which they are tried."""
+        for whole in (True, False) if self._takes_outputs else (False,):
+            for rule in BothWays:
+                for typed in (False, True) if any(name in self.accepts for name in TYPES) else (False,):
+                    yield Way(whole, typed, rule)
+
+    # -- a picture --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def encode(self, processed: Processed) -> EncodedRows:
+        """Run the encoder on one picture. Raises what the model does, and Blind."""
+        owner = _owner(self.model, _ENCODE)
+        if owner is None:
+            raise Blind("its encoder cannot be run by itself")
+        encode = getattr(owner, _ENCODE)
+        arguments = inspect.signature(encode).parameters
+        taken = {name: value for name, value in processed.inputs.items() if name in arguments}
+        taken = to_device(taken, self.model.device, self.model.dtype)
+        if "kwargs" in arguments or "return_dict" in arguments:
+            taken["return_dict"] = True
+        out = encode(**taken)
+        rows = out.get("pooler_output")
+        rows = out["last_hidden_state"] if rows is None else rows
+        levels = out.get("deepstack_features") or ()
+        return EncodedRows(_flat(rows), tuple(_flat(level) for level in levels), _Shape.of(out, rows))
+
+    def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Of a picture's inputs those that its positions depend on."""
+        if self._positions_owner is None:
+            return {}
+        wanted = inspect.signature(getattr(self._positions_owner, _POSITIONS)).parameters
+        return {name: value for name, value in inputs.items() if name in wanted}
+
+    # -- a timeline -------------------------------------------------------------------------------------------------
+
+    def place(self, ids: array[int], media: Sequence[PlacedMedium], kept: Sequence[dict[str, Any]]) -> TimelineMedia:
+        """The media of a timeline, in order; ``kept`` of each of them. Raises what the model does."""
+        positions = self.positions(ids, kept) if self._positions_owner is not None else None
+        return TimelineMedia(ids, media, positions, self.way.rule)
+
+    def positions(self, ids: Sequence[int], kept: Sequence[dict[str, Any]]) -> np.ndarray[Any, Any] | None:
+        """The positions ``[axes, len(ids)]`` of a timeline with media ids; None: they are indices."""
+        tokens = torch.from_numpy(np.asarray(ids, np.int64))[None]
+        marked = tokens >= MEDIA
+        tokens = torch.where(marked, self.placeholder, tokens)
+        function = getattr(self._positions_owner, _POSITIONS)
+        wanted = inspect.signature(function).parameters
+        given = {name: marked.int() for name in TYPES if name in wanted}
+        joined = {name: torch.cat([torch.as_tensor(one[name]) for one in kept]) for name in (kept[0] if kept else ())}
+        found, _ = function(input_ids=tokens, attention_mask=torch.ones_like(tokens), **given, **joined)
+        return np.asarray(found[:, 0].cpu(), np.int64)
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def inputs(self, step: PackedStep) -> dict[str, Any]:
+        """Arguments of the model's forward for a step with sessions that have media, which replace those of text."""
+        tokens = step.token_ids
+        marked = tokens >= MEDIA
+        found: dict[str, Any] = {"input_ids": tokens}
+        if any(media.axes for media in step.media.values()):
+            found["position_ids"] = self._positions(step)
+        if self.way.typed:
+            found |= {name: marked.long() for name in TYPES if name in self.accepts}
+        rows = [rows for n, media in step.media.items() for rows in media.rows(*step.range(n))]
+        if not rows:
+            return found
+        return found | (self._whole(tokens, marked, rows) if self.way.whole else self._embed(tokens, marked, rows))
+
+    def _embed(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
+        embedded = self.model.get_input_embeddings()(torch.where(marked, 0, tokens)).clone()
+        embedded[marked] = _join([_rows_of(one) for one in rows]).to(embedded)
+        return {"input_ids": None, "inputs_embeds": embedded}
+
+    def _whole(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
+        ids = torch.where(marked, self.placeholder, tokens)
+        parts = [_rows_of(one) for one in rows]
+        levels = [
+            _join([one.medium.rows.levels[n][one.first : one.stop] for one in rows])
+            for n in range(len(rows[0].medium.rows.levels))
+        ]
+        made, taken = _join(parts), marked[ids == self.placeholder]
+        if not bool(taken.all()):  # a placeholder that the model itself has said: it is what its embedding says
+            own = self.model.get_input_embeddings()(tokens[(ids == self.placeholder) & ~marked]).to(made)
+            made = _spread(made, taken, own)
+            levels = [_spread(level, taken, torch.zeros_like(level[:1])) for level in levels]
+        shape = rows[0].medium.rows.like
+        return {"input_ids": ids, _OUTPUTS: {"image": shape.output(made, levels)}}
+
+    def _positions(self, step: PackedStep) -> torch.Tensor:
+        """``[axes, 1, T]``."""
+        axes = max(media.axes for media in step.media.values())
+        parts = []
+        for number, _ in enumerate(step.spans):
+            start, stop = step.range(number)
+            media = step.media.get(number)
+            if media is not None and media.axes:
+                parts.append(media.positions(start, stop))
+            else:
+                parts.append(np.tile(np.arange(start, stop), (axes, 1)))
+        return put(np.concatenate(parts, 1)[:, None], step.token_ids.device)
+
+
+class Hearing(Sight):
+    """The same for sounds. Encoders of sounds have no common method: what the model has made of one is seen where it
+    gives its decoder embeddings, at the tokens that stand for the sound.
+    """
+
+    sense = SOUNDS
+
+    def __init__(self, model: Any, decoder: Any) -> None:
+        """``decoder``: the module that takes ``inputs_embeds``. Raises Blind."""
+        super().__init__(model)
+        self._decoder = decoder
+
+    @torch.inference_mode()
+    def encode(self, processed: Processed) -> EncodedRows:
+        """Run the encoder on one sound, and not the decoder. Raises what the model does, and Blind."""
+        ids = torch.tensor([processed.ids], device=self.model.device)
+        taken = {name: value for name, value in processed.inputs.items() if name in self.accepts}
+        taken = to_device(taken, self.model.device, self.model.dtype)
+        if "attention_mask" in self.accepts:
+            taken["attention_mask"] = torch.ones_like(ids)
+        hook = self._decoder.register_forward_pre_hook(_catch, with_kwargs=True)
+        try:
+            self.model(input_ids=ids, use_cache=False, return_dict=True, **taken)
+        except _Caught as caught:
+            embedded = caught.embedded
+        else:
+            raise Blind("its decoder is not run")
+        finally:
+            hook.remove()
+        if embedded is None:
+            raise Blind("its decoder takes no embeddings")
+        own = self.model.get_input_embeddings()(ids)
+        return EncodedRows(embedded[0][(embedded != own).any(-1)[0]].clone(), (), None)
+
+
+class _Caught(BaseException):
+    """What a decoder was given; no code that handles errors stops it."""
+
+    def __init__(self, embedded: torch.Tensor | None) -> None:
+        super().__init__()
+        self.embedded = embedded
+
+
+def _catch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    raise _Caught(kwargs.get("inputs_embeds"))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The class of an encoder's output, and whether its rows are one tensor or one per picture."""
+
+    kind: Any
+    field: str
+    listed: bool
+
+    @classmethod
+    def of(cls, out: Any, rows: Any) -> _Shape:
+        field = "pooler_output" if out.get("pooler_output") is not None else "last_hidden_state"
+        return cls(type(out), field, not isinstance(rows, torch.Tensor))
+
+    def output(self, rows: torch.Tensor, levels: Sequence[torch.Tensor]) -> Any:
+        """An output with these rows ``[n, hidden]``; each of ``levels`` has as many."""
+        made = self.kind()
+        made[self.field] = [rows] if self.listed else rows[None]
+        if levels:
+            made["deepstack_features"] = list(levels)
+        return made
+
+
+def _owner(model: Any, method: str) -> Any:
+    """What has a method of that name: the model inside, or the whole."""
+    inside = (getattr(model, "model", None), model, getattr(model, "base_model", None))
+    return next((one for one in inside if one is not None and hasattr(type(one), method)), None)
+
+
+def _flat(value: Any) -> torch.Tensor:
+    """``[rows, width]`` of a tensor, or of one per picture."""
+    parts = [value] if isinstance(value, torch.Tensor) else list(value)
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _rows_of(rows: FedRows) -> torch.Tensor:
+    part: torch.Tensor = rows.medium.rows.rows[rows.first : rows.stop]
+    return part
+
+
+def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _spread(rows: torch.Tensor, taken: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """``rows`` where ``taken`` is true, in order, and ``others`` elsewhere."""
+    made = rows.new_empty(len(taken), rows.shape[-1])
+    made[taken], made[~taken] = rows, others
+    return made

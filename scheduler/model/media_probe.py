@@ -1,0 +1,242 @@
+"""Measures at load in which way pictures enter a model: made-up pictures in the timeline of one session, beside a
+session of text only, against one forward of the model's own code over all of it, with ``pixel_values``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import wave
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.errors import first_line
+from cache.media_ids import MEDIA, media_ids
+from cache.memory.tier import MemoryTier
+from cache.pages.media import PlacedMedium
+from cache.pages.pool import PagePool
+from cache.pages.session import SessionCache
+from cache.store import SessionStore
+from scheduler.forward.mode import Mode
+from scheduler.forward.modes import PagedMode, language_model
+from scheduler.forward.rope import LongRope
+from scheduler.media.processor import Processed, Processor, to_device
+from scheduler.media.senses import PICTURES
+from scheduler.media.sight import TYPES, Blind, EncodedRows, Hearing, Sight
+from scheduler.model.measurement import make_session, random_tokens, reference_logits, relative_error
+from scheduler.model.runner import ModelRunner
+
+_SIZES = ((64, 48), (48, 96), (120, 120))  # of the made-up pictures, in pixels
+_SECONDS = (1.1, 1.1, 0.7)  # of the made-up sounds; two that are as long need no padding in one forward
+_TEXTS = (6, 5, 6, 3, 4)  # tokens before, between and behind two of them
+_BESIDE = 26  # tokens of the session without pictures
+
+
+def look(mode: Mode, processor: Processor, page_size: int, rope: LongRope | None, tolerance: float) -> Sight:
+    """How the model of an installed ``mode`` sees; the mode then takes pictures. Raises Blind with the reason, the
+    mode is then as it was.
+    """
+    if not isinstance(mode, PagedMode):
+        raise Blind(f"{processor.sense.noun}s need a packed mode, and it runs {mode.name}")
+    with _unchanged(mode.model):
+        try:
+            trial = _SightTrial(mode, processor, page_size, rope)
+            mode.sight = trial.sight
+            return trial.choose(tolerance)
+        except Blind:
+            mode.sight = None
+            raise
+        except Exception as error:  # whatever a model or a processor raises
+            mode.sight = None
+            raise Blind(
+                f"its own forward fails with a made-up {processor.sense.noun}: {first_line(error, 160)}"
+            ) from error
+
+
+class _MadeUp:
+    """A made-up picture, processed and encoded alone."""
+
+    def __init__(self, data: bytes, processed: Processed, rows: EncodedRows) -> None:
+        self.data, self.inputs, self.rows, self.ids = data, processed.inputs, rows, processed.ids
+
+    def mark(self, placeholder: int, identity: str) -> list[int]:
+        """Its ids with media ids in place of placeholders."""
+        numbers = iter(media_ids(identity, self.ids.count(placeholder)))
+        return [next(numbers) if token == placeholder else token for token in self.ids]
+
+
+class _SightTrial:
+    """A model, made-up pictures, and what its own forward says of them."""
+
+    def __init__(self, mode: PagedMode, processor: Processor, page_size: int, rope: LongRope | None) -> None:
+        self.mode, self._rope, self._page_size = mode, rope, page_size
+        sees = processor.sense is PICTURES
+        self.sight = Sight(mode.model) if sees else Hearing(mode.model, language_model(mode.model))
+        data = (
+            [_picture(*size) for size in _SIZES]
+            if sees
+            else [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
+        )
+        self._made = [self._make(processor, one) for one in data]
+        self.sight.placeholder = self._placeholder(processor.added)
+        pair = self._made[:2]
+        texts = random_tokens(mode.model, _TEXTS)
+        a, b = (one.mark(self.sight.placeholder, str(n)) for n, one in enumerate(pair))
+        parts = [texts[0].tolist() + a + texts[1].tolist(), texts[2].tolist()]
+        parts.append(texts[3].tolist() + b + texts[4].tolist())
+        self._ids = array("i", [token for part in parts for token in part])
+        self._beside = random_tokens(mode.model, (_BESIDE,))[0]
+        first, second = (self._middle(n) for n in range(2))
+        self._stops = sorted({first, len(parts[0]), len(parts[0]) + len(parts[1]), second, len(self._ids) - 3})
+        self._stops += range(self._stops[-1] + 1, len(self._ids) + 1)
+        joined = processor.process([one.data for one in pair]).inputs
+        mode.remove()
+        try:
+            self._expected = self._reference(joined)
+            self._alone = reference_logits(mode.model, make_session(self._beside, None))
+        finally:
+            mode.install()
+
+    def choose(self, tolerance: float) -> Sight:
+        """The first way that is right. Raises Blind."""
+        tried = []
+        for way in self.sight.ways():
+            self.sight.way = way
+            try:
+                error = self._measure()
+                if error <= tolerance:
+                    return self.sight
+                tried.append(f"{way}: error {error:.1e}")
+            except Exception as error:  # whatever a model raises is its verdict on this way
+                tried.append(f"{way}: {first_line(error, 100)}")
+        raise Blind(
+            f"no way to merge {self.sight.sense.noun}s gives correct results: {'; '.join(dict.fromkeys(tried))}"
+        )
+
+    def _make(self, processor: Processor, data: bytes) -> _MadeUp:
+        processed = processor.process([data])
+        rows, again = (self.sight.encode(processed) for _ in range(2))
+        if not torch.allclose(rows.rows, again.rows, atol=1e-3, rtol=1e-3):
+            raise Blind(f"its encoder makes other rows of the same {processor.sense.noun} each time")
+        return _MadeUp(data, processed, rows)
+
+    def _placeholder(self, added: frozenset[int]) -> int:
+        """The token of which each picture has as many as its encoder makes rows, one that no text spells."""
+        found = [
+            {token for token, count in Counter(one.ids).items() if count == len(one.rows.rows)} for one in self._made
+        ]
+        common = set.intersection(*found)
+        common = common & added or common
+        if len(common) != 1:
+            raise Blind("no token stands for the rows of its encoder one by one")
+        return common.pop()
+
+    def _middle(self, number: int) -> int:
+        """A position within the rows of picture ``number``."""
+        marked = np.flatnonzero(np.asarray(self._ids) >= MEDIA)
+        size = len(self._made[0].rows.rows)
+        places = marked[:size] if number == 0 else marked[size:]
+        return int(places[len(places) // 2])
+
+    @torch.inference_mode()
+    def _reference(self, joined: dict[str, Any]) -> torch.Tensor:
+        model, accepts = self.mode.model, self.sight.accepts
+        marked = torch.from_numpy(np.asarray(self._ids, np.int64))[None].to(model.device)
+        given = {name: value for name, value in joined.items() if name in accepts}
+        given = to_device(given, model.device, model.dtype)
+        given |= {name: (marked >= MEDIA).long() for name in TYPES if name in accepts}
+        ids = torch.where(marked >= MEDIA, self.sight.placeholder, marked)
+        if "attention_mask" in inspect.signature(model.forward).parameters:
+            given["attention_mask"] = torch.ones_like(ids)
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False, return_dict=True, **given).logits[0]
+        return logits
+
+    def _measure(self) -> float:
+        """The worst error of both sessions, over chunks of a prompt that end within pictures, and resumed turns."""
+        size = self._page_size
+        slots = -(-len(self._ids) // size) + -(-len(self._beside) // size) + 2
+        tier = MemoryTier(slots, size, self.mode.model.device)
+        store = SessionStore(
+            PagePool(tier, MemoryTier(0, size, torch.device("cpu"))), 0 if self.mode.stateful else None
+        )
+        runner = ModelRunner(self.mode, tier, self._rope)
+        seeing, reading = (self._begin(ids, store) for ids in (self._ids, self._beside))
+        found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        for stop in self._stops:
+            count = self._feed(seeing, stop)
+            work = [(seeing, count)] if count else []
+            left = len(self._beside) - reading.length
+            beside = min(left, 7 if stop < len(self._ids) - 3 else 1)
+            work = [(reading, beside), *work] if beside and stop % 2 else [*work, *([(reading, beside)] * bool(beside))]
+            if not work:
+                continue
+            logits = runner.run(work, range(sum(fed for _, fed in work)))
+            for (session, fed), part in zip(work, torch.split(logits, [fed for _, fed in work]), strict=True):
+                found[session is reading].append(part[:fed])
+        pairs = zip(found, (self._expected, self._alone), strict=True)
+        return max(relative_error(torch.cat(got), want.float()) for got, want in pairs)
+
+    def _begin(self, ids: array[int], store: SessionStore) -> SessionCache:
+        session = make_session(ids, None)
+        session.stateful = self.mode.stateful
+        session.warm = session.running = True
+        if ids is self._ids:
+            marked = np.flatnonzero(np.asarray(ids) >= MEDIA)
+            size = len(self._made[0].rows.rows)
+            pairs = zip(self._made, (marked[:size], marked[size:]), strict=False)
+            placed = [PlacedMedium(one, places) for one, places in pairs]
+            session.media = self.sight.place(
+                ids, placed, [self.sight.position_inputs(one.inputs) for one in self._made[:2]]
+            )
+        store.reserve(session, len(ids))
+        return session
+
+    @staticmethod
+    def _feed(session: SessionCache, stop: int) -> int:
+        count = stop - session.length
+        return session.media.feedable(session.length, count) if session.media is not None and count > 0 else count
+
+
+def _picture(width: int, height: int) -> bytes:
+    """A PNG of random pixels."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _sound(seed: int, seconds: float, rate: int) -> bytes:
+    """A WAV file of noise."""
+    samples = np.random.default_rng(seed).normal(0, 3000, round(seconds * rate))
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.clip(-32768, 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Behind it modules have the tensors as attributes that they had before: forwards with pictures leave some."""
+    before = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if value is None or isinstance(value, torch.Tensor)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            if getattr(module, name, None) is not value:
+                setattr(module, name, value)

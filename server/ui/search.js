@@ -1,0 +1,118 @@
+// Searching all conversations, and the labels that they have.
+
+import { html, useEffect, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { getJson } from "./api.js";
+import { Icon, IconButton, ago } from "./bits.js";
+import { labelsOf, open, report } from "./sessions.js";
+import { state, update, useStore } from "./store.js";
+import { t } from "./words.js";
+
+const PAGE = 30;
+const PAUSE = 200; // milliseconds without a key until the server is asked
+const DAY = 86_400;
+const LABEL = "label:"; // how the keys of labels begin
+
+export const NO_FILTER = { label: "", days: "", own: false };
+
+export const isFiltered = ({ label, days, own }) => Boolean(label || days || own);
+
+const asked = (query, { label, days, own }) => {
+  const wish = new URLSearchParams({ limit: PAGE });
+  if (query.trim()) wish.set("query", query.trim());
+  if (label) wish.set(`metadata[${LABEL}${label}]`, "yes");
+  if (days) wish.set("used_after", Math.floor(Date.now() / 1000 - days * DAY));
+  if (own) wish.set("fingerprint", ownFingerprint() ?? "");
+  return wish;
+};
+
+// What the sessions of the served model's tokenizer have in common; undefined if none is known.
+const ownFingerprint = () =>
+  [...state.sessions.values()].find(({ model_matches: own, fingerprint }) => own && fingerprint)?.fingerprint;
+
+// The results of a search, from the server: { data, more, readOn }; `data` is null until the first ones have come.
+export function useSearch(query, filter) {
+  const { sessions } = useStore();
+  const [found, setFound] = useState({ data: null, more: false });
+  const isOn = /[\p{L}\p{N}]/u.test(query) || isFiltered(filter);
+  const read = async (after, before = []) => {
+    const wish = asked(/[\p{L}\p{N}]/u.test(query) ? query : "", filter);
+    if (after) wish.set("after", after);
+    const page = await getJson(`v1/sessions?${wish}`);
+    return { data: [...before, ...page.data], more: page.has_more, after: page.last_id };
+  };
+  useEffect(() => {
+    if (!isOn) {
+      setFound({ data: null, more: false });
+      return undefined;
+    }
+    let isLatest = true;
+    const look = () => read().then((page) => isLatest && setFound(page), (error) => isLatest && report(error));
+    const timer = setTimeout(look, query ? PAUSE : 0);
+    return () => {
+      isLatest = false;
+      clearTimeout(timer);
+    };
+  }, [query, filter, isOn, sessions.size]);
+  const readOn = () => read(found.after, found.data).then(setFound, report);
+  return { ...found, data: found.data && alone(found.data), isOn, readOn };
+}
+
+// A session and its forks share their messages: of those with the same hits only the one used last is shown.
+function alone(data) {
+  const seen = new Set();
+  return data.filter(({ title, hits, id }) => {
+    if (state.removed.has(id)) return false;
+    const same = JSON.stringify([title, hits ?? id]);
+    return !seen.has(same) && seen.add(same);
+  });
+}
+
+export function Filters({ filter, setFilter }) {
+  const [labels, setLabels] = useState([]);
+  useEffect(() => {
+    const keys = getJson(`v1/metadata_keys?${new URLSearchParams({ prefix: LABEL })}`);
+    keys.then(({ data }) => setLabels(data.map(({ key }) => key.slice(LABEL.length))), report);
+  }, []);
+  const set = (name) => (event) => setFilter({ ...filter, [name]: event.target.value });
+  const label = filter.label && !labels.includes(filter.label) ? [filter.label, ...labels] : labels;
+  return html`<div class="filters">
+    <select aria-label=${t("Label")} value=${filter.label} onChange=${set("label")}>
+      <option value="">${t("Any label")}</option>
+      ${label.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+    </select>
+    <select aria-label=${t("Last used")} value=${filter.days} onChange=${set("days")}>
+      <option value="">${t("Any time")}</option>
+      <option value="1">${t("Last 24 hours")}</option>
+      <option value="7">${t("Last 7 days")}</option>
+      <option value="30">${t("Last 30 days")}</option>
+    </select>
+    <label class="check"><input type="checkbox" checked=${filter.own}
+      onChange=${(event) => setFilter({ ...filter, own: event.target.checked })} /><span>${t("Of this model")}</span></label>
+  </div>`;
+}
+
+const Hit = ({ hit }) =>
+  html`<span class="hit"><span class="hidden">${hit.role === "user" ? t("You:") : t("Reply:")} </span
+    >${hit.before}<mark>${hit.match}</mark>${hit.after}</span>`;
+
+// A session that was found. The message with the first hit is shown.
+export function Found({ session, active }) {
+  const hits = (session.hits ?? []).filter(({ message }) => message !== null);
+  const go = async () => {
+    update({ drawer: false, target: hits.length ? { id: session.id, message: hits[0].message } : null });
+    await open(session.id);
+  };
+  return html`<li class=${`row ${active ? "active" : ""}`}>
+    <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${go}>
+      <span class="row-title">${session.title || session.id}</span>
+      ${hits.slice(0, 2).map((hit) => html`<${Hit} hit=${hit} />`)}
+      <span class="row-about">${ago(session.last_used_at)}<${Labels} session=${session} /></span>
+    </button>
+  </li>`;
+}
+
+export const Labels = ({ session }) =>
+  labelsOf(session).map((name) => html`<span key=${name} class="label">${name}</span>`);
+
+export const FilterButton = ({ isOpen, toggle }) =>
+  html`<${IconButton} icon="tune" label=${t("Filters")} aria-expanded=${isOpen} onClick=${toggle} />`;

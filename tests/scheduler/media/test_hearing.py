@@ -1,0 +1,141 @@
+"""Sounds in chats through the engine, against a from-scratch forward of the model's own code with all features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("soundfile")
+
+from hearing_models import HEARING, OTHERS, SECONDS, sound
+from seeing_kit import Part, SeeingKit, loaded_of
+
+from cache.media_ids import MEDIA
+from scheduler.media.senses import SOUNDS, decode_sound
+
+BELL, HORN = sound(1.0, 1), sound(1.5, 2)
+
+
+def turn_one(first: bytes = BELL) -> list[Part]:
+    return ["<|im_start|>user\nWhat is ", first, " there?<|im_end|>\n<|im_start|>assistant\n"]
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_a_chat_with_sounds_beside_one_without_says_what_the_model_says(name: str) -> None:
+    """Three turns, the third with a second sound, in steps of few tokens; each sound is encoded once."""
+    kit = SeeingKit(name, step_tokens=19)
+    assert kit.facts.media == ("audio",)
+    parts: list[Part] = turn_one()
+    beside: list[Part] = ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
+    questions: list[list[Part]] = [["And?"], ["Now ", HORN, " too"]]
+    before = 0
+    for number in range(3):
+        ids, others = kit.ids(parts), kit.ids(beside)
+        turn = kit.send(ids, parts, "s", count=4)
+        other = kit.send(others, beside, "t", count=4)
+        kit.run()
+        said, told = kit.outcomes[turn], kit.outcomes[other]
+        kit.check(ids, parts, said)
+        kit.check(others, beside, told)
+        assert said.receipt is not None
+        assert said.receipt.pictures == 1 + (number == 2)
+        assert said.receipt.encoded == (number != 1)
+        assert kit.encoded == 1 + (number == 2)
+        if number:
+            assert said.receipt.cached >= before, "the whole turn before is reused"
+        before = len(ids) + len(said.tokens) - 1
+        if number < 2:
+            parts = [*parts, said.tokens, "<|im_end|>\n", *questions[number]]
+            beside = [*beside, told.tokens, "<|im_end|>\nmore"]
+    kit.leave()
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_two_sounds_of_one_length_share_no_prefix_and_are_not_heard_alike(name: str) -> None:
+    kit = SeeingKit(name)
+    one, other = sound(1.0, 5), sound(1.0, 6)
+    first, second, again = kit.ask(turn_one(one)), kit.ask(turn_one(other)), kit.ask(turn_one(one))
+    start = next(i for i, token in enumerate(first[0]) if token >= MEDIA)
+    for (ids, outcome), data, cached in ((first, one, 0), (second, other, start), (again, one, len(first[0]) - 1)):
+        kit.check(ids, turn_one(data), outcome)
+        assert outcome.receipt is not None
+        assert outcome.receipt.cached == cached
+    told = [next(d.logprobs[0].logprob for d in outcome.deltas if d.logprobs) for _, outcome in (first, second)]
+    assert told[0] != told[1]
+    assert kit.encoded == 2
+    kit.leave()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_further_models_hear_a_sound_in_two_turns(name: str) -> None:
+    kit = SeeingKit(name, step_tokens=19)
+    parts = turn_one()
+    ids, outcome = kit.ask(parts, "s", count=3)
+    kit.check(ids, parts, outcome)
+    longer = [*parts, outcome.tokens, "And?"]
+    ids, outcome = kit.ask(longer, "s", count=3)
+    kit.check(ids, longer, outcome)
+    assert kit.encoded == 1
+    kit.leave()
+
+
+def test_an_edit_a_fork_and_a_restart_encode_nothing(tmp_path: Path) -> None:
+    name = "qwen2_audio"
+    kit = SeeingKit(name, tmp_path)
+    parts = turn_one()
+    kit.ask(parts, "s")
+    edited: list[Part] = [*parts[:2], "Another question?"]
+    ids, outcome = kit.ask(edited, "s")
+    kit.check(ids, edited, outcome)
+    forked: list[Part] = [*edited, " in a fork"]
+    ids, outcome = kit.ask(forked, "fork")
+    kit.check(ids, forked, outcome)
+    assert kit.encoded == 1
+    kit.leave()
+    kit = SeeingKit(name, tmp_path)
+    longer = [*forked, outcome.tokens, "Which?"]
+    ids, outcome = kit.ask(longer, "fork")
+    kit.check(ids, longer, outcome)
+    assert outcome.receipt is not None
+    assert outcome.receipt.cached >= len(kit.ids(forked))
+    assert kit.encoded == 0
+    kit.leave()
+
+
+def test_a_sound_that_a_model_would_cut_off_is_refused() -> None:
+    """One of them hears longer sounds in pieces, which is right."""
+    long = sound(SECONDS + 0.5, 3)
+    kit = SeeingKit("qwen2_audio")
+    (refused,) = kit.expand(long).media
+    assert refused.error == "The sound is longer than the 2 seconds that the model hears."
+    kit.leave()
+    kit = SeeingKit("audioflamingo3")
+    parts: list[Part] = ["Hear ", long, "?"]
+    ids, outcome = kit.ask(parts, count=3)
+    kit.check(ids, parts, outcome)
+    assert sum(token >= MEDIA for token in ids) > 50
+    kit.leave()
+
+
+def test_what_is_no_sound_or_too_short_is_told() -> None:
+    kit = SeeingKit("qwen2_audio")
+    errors = [kit.expand(data).media[0].error for data in (b"RIFFnothing", sound(0.1, 1))]
+    assert errors[0].startswith("The sound cannot be decoded")
+    assert errors[1] == "The sound is too short for this model."
+    kit.leave()
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
+def test_files_are_decoded_to_the_models_rate(format: str) -> None:
+    samples = decode_sound(sound(1.0, 1, format, rate=44_100), 16_000)
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - 16_000) < 1200
+
+
+def test_the_processor_is_that_of_sounds() -> None:
+    eyes = loaded_of("qwen2_audio").eyes
+    assert eyes is not None
+    assert eyes.processor.sense is SOUNDS
+    assert str(eyes.sight.way) == "as embeddings"

@@ -1,0 +1,229 @@
+"""An engine of a tiny model that sees, in this process; and the oracle: its own forward over everything."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engine_kit import Eager, Outcome
+from vision_models import SHOWN, make_seeing_model, save_processor, seeing_model, tokenizer_of
+
+from cache.media_ids import MEDIA
+from scheduler.core.session_commands import SessionCommands
+from scheduler.engine_assembly import build_engine
+from scheduler.engine_config import EngineConfig
+from scheduler.media.sight import TYPES
+from scheduler.model.eyes import find_eyes
+from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
+from scheduler.protocol import Expand, Expanded, MediaItem, Refused, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
+
+Part = str | bytes | list[int]  # of a prompt: text, a picture, or token ids
+
+
+@cache
+def loaded_of(name: str) -> LoadedModel:
+    """The model with its eyes; its mode is removed again: a kit installs it for each of its steps."""
+    model = seeing_model(name)
+    with tempfile.TemporaryDirectory() as folder:
+        save_processor(name, Path(folder))
+        model.config.save_pretrained(folder)
+        loaded = prepare(model, tokenizer_of(name))
+        eyes, blind = find_eyes(model, folder, loaded.verdict, PAGE_SIZE, loaded.rope, divided=False)
+    assert eyes is not None, blind
+    loaded.verdict.mode.remove()
+    return LoadedModel(**{**vars(loaded), "eyes": eyes})
+
+
+@cache
+def oracle_of(name: str) -> Any:
+    """The same weights, in a model that nothing has been done to."""
+    return make_seeing_model(name)
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class SeeingKit:
+    """An engine over a small device tier."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path | None = None,
+        pages: int = 256,
+        step_tokens: int | None = None,
+        speculate: str = "off",
+    ) -> None:
+        """``folder``: of a disk tier."""
+        self.name = name
+        self.loaded = loaded_of(name)
+        config = EngineConfig(
+            "",
+            "",
+            device="cpu",
+            kv_memory=pages * PAGE_SIZE * self.loaded.verdict.token_bytes,
+            kv_folder=None if folder is None else str(folder),
+            max_step_tokens=step_tokens,
+            speculate=speculate,
+        )
+        self.mode = self.loaded.verdict.mode
+        self.engine, self.facts = build_engine(config, self.loaded)
+        store = self.engine.scheduler.store
+        if store.archive is not None:
+            store.archive.restore_rates = Eager()
+        self.commands = SessionCommands(store, self.facts.fingerprint, None, self.engine.pictures)
+        self.outcomes: dict[str, Outcome] = {}
+        self._sent = 0
+
+    def expand(self, *pictures: bytes, tenant: str = "a") -> Expanded:
+        """What stands for pictures in a prompt."""
+        self.commands.media.expand(Expand("r", tenant, tuple(MediaItem(digest_of(one), one) for one in pictures)))
+        while not (found := self.commands.media.take()):
+            time.sleep(0.001)
+        return found[0]
+
+    def ids(self, parts: Sequence[Part], tenant: str = "a") -> list[int]:
+        """The timeline of text and pictures."""
+        assert self.facts.pictures is not None
+        made: list[int] = []
+        for part in parts:
+            if isinstance(part, str):
+                made += tokenizer_of(self.name).encode(part, add_special_tokens=False)
+                continue
+            if isinstance(part, list):
+                made += part
+                continue
+            (medium,) = self.expand(part, tenant=tenant).media
+            rows = iter(array("i", medium.ids))
+            shown = SHOWN[self.name].replace(self.facts.pictures.mark, medium.text)
+            text = tokenizer_of(self.name).encode(shown, add_special_tokens=False)
+            made += [next(rows) if token == self.facts.pictures.placeholder else token for token in text]
+        return made
+
+    def send(
+        self,
+        ids: list[int],
+        parts: Sequence[Part],
+        session: str | None = None,
+        tenant: str = "a",
+        count: int = 6,
+        speculate: bool = True,
+        prediction: Sequence[int] = (),
+    ) -> str:
+        """Submit a turn, which generates ``count`` tokens."""
+        self._sent += 1
+        turn = f"t{self._sent}"
+        submit = Submit(
+            turn,
+            tenant,
+            pack_ids(ids),
+            session,
+            Sampling(temperature=0.0),
+            Stopping(max_tokens=count, ignore_eos=True),
+            logprobs=0,
+            speculate=speculate,
+            prediction=pack_ids(list(prediction)),
+            media=tuple(digest_of(part) for part in parts if isinstance(part, bytes)),
+        )
+        refused = self.engine.submit(submit)
+        if refused is not None:
+            raise Refusal(refused)
+        self.outcomes[turn] = Outcome()
+        return turn
+
+    def step(self) -> None:
+        """One step, its outputs taken in, its invariants checked."""
+        self.mode.install()
+        try:
+            outputs = self.engine.step()
+        finally:
+            self.mode.remove()
+        for delta in outputs.deltas:
+            self.outcomes[delta.turn].add(delta)
+        self.engine.check_integrity()
+
+    def run(self) -> None:
+        """Step until nothing is left."""
+        with torch.no_grad():
+            while not self.engine.idle:
+                self.step()
+                if self.engine.stalled:
+                    time.sleep(0.001)
+
+    def ask(self, parts: Sequence[Part], session: str | None = None, **options: Any) -> tuple[list[int], Outcome]:
+        """One turn; returns its prompt's ids."""
+        ids = self.ids(parts)
+        turn = self.send(ids, parts, session, **options)
+        self.run()
+        return ids, self.outcomes[turn]
+
+    def leave(self) -> None:
+        """End as the engine process does."""
+        archive = self.engine.scheduler.store.archive
+        if archive is not None:
+            archive.flush(60.0)
+            archive.close()
+        self.commands.media.close()
+
+    @property
+    def encoded(self) -> int:
+        """Encoder passes."""
+        assert self.engine.pictures is not None
+        return self.engine.pictures.encoded
+
+    def check(self, ids: list[int], parts: Sequence[Part], outcome: Outcome) -> float:
+        """Assert that a turn has said what the oracle says, with all pictures; returns the largest difference of a
+        log-probability, relative to the largest logit."""
+        assert outcome.receipt is not None
+        worst = 0.0
+        whole = list(ids)
+        pictures = [part for part in parts if isinstance(part, bytes)]
+        for delta in outcome.deltas:
+            for told in delta.logprobs:
+                logits = oracle_logits(self.name, whole, pictures)
+                assert told.logprob is not None
+                assert int(logits.argmax()) == told.token_id
+                want = torch.log_softmax(logits, -1)[told.token_id]
+                worst = max(worst, abs(float(want) - told.logprob) / float(logits.abs().max()))
+                whole.append(told.token_id)
+        assert len(whole) == len(ids) + len(outcome.tokens)
+        assert worst < 1e-4
+        return worst
+
+
+@torch.no_grad()
+def oracle_logits(name: str, ids: Sequence[int], pictures: Sequence[bytes]) -> torch.Tensor:
+    """Logits ``[V]`` behind a timeline: a from-scratch forward of the model's own code with all pixels."""
+    model, eyes = oracle_of(name), loaded_of(name).eyes
+    assert eyes is not None
+    for module in model.modules():
+        if "rope_deltas" in vars(module):
+            module.rope_deltas = None  # a forward without pictures would take that of the one before
+    tokens = torch.from_numpy(np.asarray(ids, np.int64))[None]
+    marked = tokens >= MEDIA
+    given: dict[str, Any] = {}
+    if pictures:
+        given = {n: v for n, v in eyes.processor.process(pictures).inputs.items() if n in eyes.sight.accepts}
+        given |= {name: marked.long() for name in TYPES if name in eyes.sight.accepts}
+    tokens = torch.where(marked, eyes.sight.placeholder, tokens)
+    out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **given)
+    logits: torch.Tensor = out.logits[0, -1]
+    return logits
+
+
+class Refusal(Exception):
+    """The engine has refused a turn."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.message)
+        self.code = refused.code
