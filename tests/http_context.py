@@ -114,16 +114,19 @@ async def site(
     api_keys: Mapping[str, str] | None = None,
     tokens: ChatTokenizer | None = None,
     storage: Path | None = None,
+    database: str | None = None,
     **parts: Any,
 ) -> Any:
     """A Site that is taken down again; ``tokens``: the demo model's. ``parts`` are for the model's context and for
     ``create_app``. ``storage``: the folder of files and batches, which do not run before ``begin_batches``.
+    ``database``: the URL of the log, a new file by default.
     """
     tokens = tokens or demo_tokens()
     with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
         path = Path(folder) / "log.sqlite"
-        path.write_bytes(empty_log())
-        log = SessionLog(path)
+        if database is None:
+            path.write_bytes(empty_log())
+        log = SessionLog(database or path)
         engine = FakeEngine(tokens)
         provider = parts.pop("tracer_provider", None) or traces.provider_of_environment()
         of_context = {name: parts.pop(name) for name in OF_CONTEXT & parts.keys()}

@@ -22,7 +22,6 @@ from postgres_server import PostgresServer
 
 from server.log import database
 from server.log.database import Database, LogUnavailable
-from server.log.session_log import SessionLog
 
 ANSWER, PING, CONNECT = 2.0, 1.0, 2  # seconds of patience, in place of longer ones; libpq takes 2 at least
 HANGS = 60.0  # seconds after which a test fails that waits for ever
@@ -42,12 +41,11 @@ def path(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made, behind.render_as_string()
 
 
-def with_site(url: str, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Site], object]) -> None:
+def with_site(url: str, scenario: Callable[[Site], object]) -> None:
     """Run a scenario on an app whose log is at ``url``; one that hangs fails."""
-    monkeypatch.setattr("http_context.SessionLog", lambda _: SessionLog(url))
 
     async def run() -> None:
-        async with site() as made:
+        async with site(database=url) as made:
             await asyncio.wait_for(scenario(made), HANGS)  # type: ignore[arg-type]
 
     asyncio.run(run())
@@ -67,7 +65,7 @@ async def until_served(made: Site) -> httpx.Response:
 
 
 def test_requests_are_a_503_while_the_path_to_postgresql_is_dead(
-    path: tuple[NetworkPath, str], monkeypatch: pytest.MonkeyPatch
+    path: tuple[NetworkPath, str],
 ) -> None:
     way, url = path
 
@@ -81,11 +79,11 @@ def test_requests_are_a_503_while_the_path_to_postgresql_is_dead(
         assert (await until_served(made)).status_code == 200
         assert (await made.http.get("/v1/sessions/s")).json()["turns"] == 2
 
-    with_site(url, monkeypatch, scenario)
+    with_site(url, scenario)
 
 
 def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repeated(
-    path: tuple[NetworkPath, str], monkeypatch: pytest.MonkeyPatch
+    path: tuple[NetworkPath, str],
 ) -> None:
     way, url = path
 
@@ -100,7 +98,7 @@ def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repeated(
         way.heal()
         assert (await until_served(made)).status_code == 200
 
-    with_site(url, monkeypatch, scenario)
+    with_site(url, scenario)
 
 
 def test_a_transaction_in_the_middle_of_which_the_path_dies_is_given_up(path: tuple[NetworkPath, str]) -> None:
