@@ -184,6 +184,9 @@ function Running({ turn }) {
   `;
 }
 
+// Whether the same turn can only fail again.
+const isFinal = (error) => isGone(error) || error.code === "context_length_exceeded";
+
 function Trouble({ turn }) {
   const left = useSecondsUntil(turn.retryAt);
   return html`<div class="trouble">
@@ -194,7 +197,7 @@ function Trouble({ turn }) {
     </p>
     ${turn.error.code === "context_length_exceeded" && html`<${Ways} before=${() => dismiss(turn.id)} />`}
     <div class="trouble-foot">
-      ${!isGone(turn.error) && html`<button type="button" class="button primary" onClick=${() => retry(turn.id)}>${t("Try again")}</button>`}
+      ${!isFinal(turn.error) && html`<button type="button" class="button primary" onClick=${() => retry(turn.id)}>${t("Try again")}</button>`}
       <button type="button" class="button" onClick=${() => dismiss(turn.id)}>
         ${isGone(turn.error) ? t("Ask in a new conversation") : t("Edit the message")}
       </button>

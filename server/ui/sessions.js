@@ -146,8 +146,9 @@ export async function open(id) {
   const hash = id === null ? "#/" : `#/${encodeURIComponent(id)}`;
   if ((location.hash || "#/") !== hash) history.pushState(null, "", hash);
   const same = id !== null && state.tree?.family.sessions.has(id);
+  const isFirst = state.wanted === null && state.current === id; // a panel may have been opened while the page loaded
   update({ wanted: id, unread: null, drawer: false, selected: null, editing: null, ...(same ? {} : emptyOf(id)) });
-  if (!matchMedia(BESIDE).matches) update({ panel: null });
+  if (!isFirst && !matchMedia(BESIDE).matches) update({ panel: null });
   const turn = state.turns.get(id);
   if (id === null || isBeginning(turn)) {
     update({ ...emptyOf(id), messages: turn?.fork?.shown ?? [], opening: false }); // the server has nothing of it yet

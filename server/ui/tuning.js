@@ -91,7 +91,7 @@ export function Tuning({ forget }) {
             ${EFFORTS.map((effort) => html`<option value=${effort}>${effort}</option>`)}
           </select></label>
           <label class="field"><span>${t("Tools")}</span><select value=${wish.tools} onChange=${set("tools")}>
-            <option value="">${t("if the conversation has some")}</option><option value="off">${t("off")}</option>
+            <option value="">${t("if there are some")}</option><option value="off">${t("off")}</option>
           </select></label>
           <label class="field"><span>${t("Reply as")}</span><select value=${wish.format} onChange=${set("format")}>
             <option value="">${t("text")}</option><option value="json">JSON</option>

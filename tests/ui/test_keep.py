@@ -90,7 +90,9 @@ def test_on_paper_stands_what_was_said_and_nothing_else(ann: Desk) -> None:
     ann.tab.get_by_role("button", name="Export").click()
     ann.tab.get_by_role("dialog").get_by_role("button", name="Print").click()
     ann.tab.wait_for_function("window.printed")
-    ann.tab.emulate_media(media="print")
+    ann.tab.evaluate("document.documentElement.dataset.theme = 'dark'")
+    ann.tab.emulate_media(media="print", color_scheme="dark")
+    assert ann.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for hidden in (".sidebar", ".panel", ".composer", ".receipt"):
         assert not ann.tab.locator(hidden).first.is_visible()
     assert ann.tab.locator(".bubble").nth(1).is_visible()

@@ -8,10 +8,19 @@ import pytest
 from browser_desk import Desk, desk_at, violations
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
     from server_process import ServerProcess
 
 HEBREW = "localStorage.setItem('warmturn-language', '\"he\"')"
+CUT = """all => all.filter((node) => node.getBoundingClientRect().height > 1.8 * parseFloat(getComputedStyle(node).fontSize)
+  || node.getBoundingClientRect().right > node.closest("dialog").getBoundingClientRect().right).map((node) => node.textContent)"""
+CUT_CHOICES = """all => all.flatMap((select) => [...select.options].map((option) => {
+  const draw = document.createElement("canvas").getContext("2d");
+  const style = getComputedStyle(select);
+  draw.font = `${style.fontSize} ${style.fontFamily}`;
+  const room = select.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  return draw.measureText(option.text).width > room - 16 ? option.text : null; // 16: the arrow
+})).filter(Boolean)"""
 TO_EDGES = """([inner, outer]) => {
   const [a, b] = [inner, outer].map((one) => document.querySelector(one).getBoundingClientRect());
   return [a.left - b.left, b.right - a.right];
@@ -91,6 +100,35 @@ def test_the_keys_are_listed_and_do_what_the_list_says(desk: Desk) -> None:
     desk.tab.get_by_text("A conversation that stays").wait_for()
     keyboard.press("Control+,")
     desk.tab.get_by_role("dialog", name="Settings for new conversations").wait_for()
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_no_key_or_choice_is_cut_off(phone: Desk, language: str) -> None:
+    phone.tab.add_init_script(f"localStorage.setItem('warmturn-language', '\"{language}\"')")
+    phone.open()
+    phone.tab.keyboard.press("Control+/")
+    phone.tab.locator("kbd").first.wait_for()
+    assert phone.tab.locator("kbd").evaluate_all(CUT) == []
+    assert phone.tab.locator("dialog").evaluate("node => node.scrollWidth - node.clientWidth") == 0
+    phone.tab.keyboard.press("Escape")
+    phone.tab.set_viewport_size({"width": 1360, "height": 900})
+    phone.tab.keyboard.press("Control+,")
+    phone.tab.locator("dialog summary").click()
+    assert phone.tab.locator("dialog select").evaluate_all(CUT_CHOICES) == []
+
+
+def test_what_is_opened_while_the_page_loads_stays_open(phone: Desk) -> None:
+    assert phone.server.post("/v1/sessions", {"id": "slow"}).status_code == 201
+    held: list[Route] = []
+    phone.tab.route("**/v1/models", lambda route: held.append(route))
+    phone.tab.goto(f"{phone.server.url}/ui/#/slow")
+    phone.tab.get_by_role("button", name="The server now").click()
+    drawer = phone.tab.get_by_role("dialog", name="The server now")
+    drawer.wait_for()
+    with phone.tab.expect_response("**/sessions/slow/messages"):
+        held[0].continue_()
+    phone.tab.locator(".waiting").wait_for(state="detached")
+    assert drawer.is_visible()
 
 
 def test_the_page_can_be_installed(desk: Desk) -> None:

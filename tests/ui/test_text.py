@@ -52,6 +52,11 @@ GROWN = """async ([line, times]) => {
   took.sort((one, other) => one - other);
   return { same: grown === whole, length: grown.length, half: took[took.length >> 1], most: took.at(-1) };
 }"""
+LINES_OF = """all => all.map((node) => {
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  return range.getClientRects().length;
+})"""
 LINES = {
     "paragraphs": "Line N with *some* words, and `code` in it.\n\n",
     "list": "- item N with **bold** words\n",
@@ -82,6 +87,19 @@ def test_formulas_code_tables_and_tasks_are_drawn_for_both_sides(desk: Desk) -> 
         shown.locator(".hljs-keyword", has_text="def").wait_for()
         shown.locator(".hljs-keyword", has_text="const").wait_for()
         assert shown.locator("[style*=color], script, img").count() == 0
+
+
+def test_a_table_that_is_too_wide_scrolls_and_keeps_its_words_whole(phone: Desk) -> None:
+    row = ["short", "a column of many words, in which there is much to read", "1,200,000", "another one"]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (row, ["-"] * 4, row))
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": table}]
+    assert phone.server.post("/v1/sessions", {"id": "table", "messages": messages}).status_code == 201
+    phone.open("#/table")
+    for words in ("short", "1,200,000"):
+        cells = phone.tab.locator(".message.assistant").get_by_text(words, exact=True)
+        cells.first.wait_for()
+        assert cells.evaluate_all(LINES_OF) == [1, 1]
+    assert phone.overflow() == 0
 
 
 def test_code_and_messages_are_copied_as_they_were_written(desk: Desk) -> None:

@@ -117,7 +117,7 @@ export default {
   "host": "Speicher",
   "host memory": "Hauptspeicher",
   "How it runs": "Ausführung",
-  "if the conversation has some": "falls das Gespräch welche hat",
+  "if there are some": "falls es welche gibt",
   "Import a conversation": "Gespräch importieren",
   "In no cache now": "Jetzt in keinem Cache",
   "In the cache of {tiers}": "Im Cache von {tiers}",

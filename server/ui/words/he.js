@@ -117,7 +117,7 @@ export default {
   "host": "זיכרון",
   "host memory": "זיכרון המחשב",
   "How it runs": "אופן ההרצה",
-  "if the conversation has some": "אם יש לשיחה",
+  "if there are some": "אם יש לשיחה",
   "Import a conversation": "ייבוא שיחה",
   "In no cache now": "כעת באף מטמון",
   "In the cache of {tiers}": "במטמון של {tiers}",
