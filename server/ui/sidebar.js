@@ -19,6 +19,7 @@ import {
 import { remember, remembered, state, update, useStore } from "./store.js";
 import { LANGUAGES, chooseLanguage, chosenLanguage, plural, t } from "./words.js";
 
+const ICON = new URL("icon.svg", import.meta.url).href;
 const NOTHING_FOUND = t("Nothing found.");
 const NOTHING_YET = t("Conversations stay here, also after a restart.");
 
@@ -36,7 +37,7 @@ export function Sidebar({ modal }) {
   };
   return html`<nav class="sidebar" aria-label=${t("Conversations")}>
     <div class="sidebar-head">
-      <span class="brand"><img src="icon.svg" alt="" width="22" height="22" />warmturn</span>
+      <span class="brand"><img src=${ICON} alt="" width="22" height="22" />warmturn</span>
       ${modal && html`<${IconButton} icon="close" label=${t("Close the list")} onClick=${() => update({ drawer: false })} />`}
     </div>
     <button type="button" class="new-chat" onClick=${() => goTo(null)}><${Icon} name="plus" />${t("New conversation")}</button>

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.http.page import FOLDER
+from server.http.page_script import FOLDER
 
 STRING = r'"((?:[^"\\]|\\.)*)"'
 SIMPLE = re.compile(rf"\bt\(\s*{STRING}")

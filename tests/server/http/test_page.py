@@ -13,7 +13,8 @@ import httpx
 import pytest
 from http_context import Call, Site, served
 
-from server.http.page import ASSETS, FOLDER
+from server.http.page import ASSETS, PAGES, version
+from server.http.page_script import EXPORT, FOLDER, IMPORT, imported, joined, source
 from server.startup_app import StartupApp
 
 KEYS = {"ann": "key-a"}
@@ -22,12 +23,12 @@ VENDORED = re.compile(r"^\| (\S+/\S+) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-@pytest.mark.parametrize("path", sorted(ASSETS))
+@pytest.mark.parametrize("path", sorted(ASSETS | PAGES))
 @served(KEYS)
 async def test_a_file_needs_no_key_and_comes_with_the_policy(site: Site, path: str) -> None:
     response = await site.http.get(path)
     assert response.status_code == 200
-    assert response.content == ASSETS[path].body
+    assert response.content == (ASSETS | PAGES)[path].body
     assert response.headers["content-encoding"] == "gzip"
     assert response.headers["x-content-type-options"] == "nosniff"
     policy = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
@@ -56,13 +57,43 @@ async def test_a_file_that_has_not_changed_is_not_sent_again(site: Site) -> None
     assert gzip.decompress(ASSETS["/ui/app.js"].zipped) == first.content
 
 
+@served(KEYS)
+async def test_a_document_names_all_its_files_by_addresses_that_are_kept(site: Site) -> None:
+    for path in ("/ui/", "/ui/shared.html"):
+        document = await site.http.get(path)
+        assert document.headers["cache-control"] == "no-cache"
+        named = set(re.findall(r'(?:src|href)="(.+?)"', document.text)) - {"manifest.webmanifest", "#composer"}
+        assert {name.split("/")[0] for name in named} == {f"v-{version()}"}
+        assert sum(name.endswith(".css") for name in named) == 1
+        modules = {name.partition("/")[2] for name in named if name.endswith(("js", "mjs"))}
+        assert len(modules) <= 4
+        (script,) = [name for name in modules if "/" not in name]
+        text = (await site.http.get(f"/ui/{script}")).text
+        assert set(re.findall(r'from "\./(.+?)";', text)) == modules - {script}  # nothing is found out late
+        for name in named:
+            kept = await site.http.get(f"/ui/{name}")
+            assert (kept.status_code, kept.headers["cache-control"].split(", ")[-1]) == (200, "immutable")
+    styles = (await site.http.get(f"/ui/v-{version()}/index.css")).text
+    order = re.findall(r'stylesheet" href="(.+?)"', (FOLDER / "index.html").read_text())
+    assert styles == "".join((FOLDER / name).read_text() for name in order)
+
+
+@served(KEYS)
+async def test_a_tab_of_another_version_gets_the_files_of_this_one_and_does_not_keep_them(site: Site) -> None:
+    older = await site.http.get(f"/ui/v-{'0' * 16}/math.js")
+    assert older.content == (FOLDER / "math.js").read_bytes()
+    assert older.headers["cache-control"] == "no-cache"
+    for path in (f"/ui/v-{version()}/nothing.js", f"/ui/v-{version()}/index.html", f"/ui/v-{version()}//app.js"):
+        assert await status(site, "GET", path) == 401, path
+
+
 @pytest.mark.parametrize("path", ["/", "/ui"])
 @served(KEYS)
 async def test_a_browser_is_shown_the_way_and_the_host_it_claims_is_not_repeated(site: Site, path: str) -> None:
     response = await site.http.get(path, headers={**BROWSER, "host": "elsewhere.example"})
     assert (response.status_code, response.headers["location"]) == (303, "ui/")
     followed = await site.http.get(path, headers=BROWSER, follow_redirects=True)
-    assert followed.text == (FOLDER / "index.html").read_text()
+    assert followed.content == PAGES["/ui/"].body
 
 
 @served(KEYS)
@@ -104,7 +135,7 @@ def test_the_page_is_there_while_the_model_loads() -> None:
     async def run() -> None:
         transport = httpx.ASGITransport(StartupApp())
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            assert (await client.get("/ui/")).content == (FOLDER / "index.html").read_bytes()
+            assert (await client.get("/ui/")).content == PAGES["/ui/"].body
             assert (await client.get("/ui/nothing")).status_code == 503
 
     asyncio.run(run())
@@ -119,6 +150,22 @@ def test_modules_of_others_are_what_their_table_says() -> None:
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name
     for folder in vendor.iterdir():
         assert folder.name == "README.md" or (folder / "LICENSE").is_file(), folder
+
+
+@pytest.mark.parametrize("name", ["app.js", "shared.js"])
+def test_the_modules_can_be_joined(name: str) -> None:
+    """Each stands behind what it imports, has exports that are never assigned again, and nothing else is an import."""
+    names = imported(name)
+    for at, one in enumerate(names):
+        if one.startswith("vendor/"):
+            continue
+        text = source(one)
+        assert all(other in names[:at] for _, _, other in IMPORT.findall(text)), one
+        assert len(IMPORT.findall(text)) == len(re.findall(r"^import\b", text, re.MULTILINE))
+        assert len(EXPORT.findall(text)) == len(re.findall(r"^export\b", text, re.MULTILINE))
+    whole = joined(name)
+    assert not re.search(r"^export\b", whole, re.MULTILINE)
+    assert all(line.startswith("import * as $other") for line in re.findall(r"^import\b.*", whole, re.MULTILINE))
 
 
 def test_every_import_of_the_page_is_a_file_of_it_and_nothing_is_inline() -> None:
