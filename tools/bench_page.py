@@ -395,7 +395,7 @@ def bench_list(browser: Browser, folder: Path, given: argparse.Namespace) -> str
             page.locator(".row").first.wait_for()
 
         add("page and first list", tab, server, first)
-        add("search: two words", tab, server, lambda: search(page, "garden number 84"))
+        add("search: two words", tab, server, lambda: search(page, "question garden 84"))
         page.get_by_role("searchbox").fill("")
         page.locator(".day").first.wait_for()
         add(

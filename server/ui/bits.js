@@ -85,8 +85,10 @@ export function ago(seconds) {
   if (passed < 3600) return t("{n} min ago", { n: Math.floor(passed / 60) });
   if (passed < 86_400) return t("{n} h ago", { n: Math.floor(passed / 3600) });
   if (passed < 7 * 86_400) return plural(Math.floor(passed / 86_400), "{n} day ago", "{n} days ago");
-  return new Date(seconds * 1000).toLocaleDateString(language, { day: "numeric", month: "short", year: "numeric" });
+  return dates.format(seconds * 1000);
 }
+
+const dates = new Intl.DateTimeFormat(language, { day: "numeric", month: "short", year: "numeric" });
 
 export async function copyText(text) {
   try {

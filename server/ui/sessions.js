@@ -118,17 +118,27 @@ function grouped() {
       passed.add(at.id);
       root = at.parent.session_id;
     }
-    groups.set(root, [...(groups.get(root) ?? []), session]);
+    if (!groups.has(root)) groups.set(root, []);
+    groups.get(root).push(session);
   }
+  const before = new Map(listed.groups.map((group) => [group.latest.id, group]));
   const made = [...groups].map(([root, members]) => {
     members.sort((one, other) => other.last_used_at - one.last_used_at || other.created_at - one.created_at);
     const pinned = members.some((member) => PINNED in member.metadata);
     const kept = members.some((member) => (member.pinned_until ?? 0) * 1000 > Date.now());
     const named = members.find((member) => member.metadata.title) ?? members.find((member) => member.title);
-    return { members, latest: members[0], pinned, kept, title: named?.title || root };
+    const group = { members, latest: members[0], pinned, kept, title: named?.title || root };
+    const old = before.get(group.latest.id);
+    return old && isSame(old, group) ? old : group; // it need not be drawn again
   });
   return made.sort((one, other) => other.pinned - one.pinned || other.latest.last_used_at - one.latest.last_used_at);
 }
+
+const isSame = (one, other) =>
+  one.title === other.title &&
+  one.kept === other.kept &&
+  one.members.length === other.members.length &&
+  one.members.every((member, at) => member === other.members[at]);
 
 export const conversationOf = (id) => conversations().find(({ members }) => members.some((member) => member.id === id));
 

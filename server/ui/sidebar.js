@@ -1,7 +1,7 @@
 // The list of conversations.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { Icon, IconButton, ago, count } from "./bits.js";
+import { Icon, IconButton, ago, count, memo } from "./bits.js";
 import { FilterButton, Filters, Found, Labels, NO_FILTER, isFiltered, useSearch } from "./search.js";
 import {
   conversations,
@@ -20,6 +20,7 @@ import { remember, remembered, state, update, useStore } from "./store.js";
 import { LANGUAGES, chooseLanguage, chosenLanguage, plural, t } from "./words.js";
 
 const ICON = new URL("icon.svg", import.meta.url).href;
+const NEAR = 600; // pixels above the end of the list, from where older sessions are read
 const NOTHING_FOUND = t("Nothing found.");
 const NOTHING_YET = t("Conversations stay here, also after a restart.");
 
@@ -31,6 +32,9 @@ export function Sidebar({ modal }) {
   const search = useSearch(query, filter);
   const all = conversations();
   const begun = search.isOn ? [] : [...turns.values()].filter(isBeginning);
+  const onScroll = ({ currentTarget: box }) => {
+    if (more && !search.isOn && box.scrollHeight - box.scrollTop - box.clientHeight < NEAR) readOn();
+  };
   const filterMore = () => {
     setFiltering(!isFiltering);
     if (isFiltering) setFilter(NO_FILTER);
@@ -48,7 +52,7 @@ export function Sidebar({ modal }) {
       <${FilterButton} isOpen=${isFiltering} toggle=${filterMore} />
     </label>
     ${isFiltering && html`<${Filters} filter=${filter} setFilter=${setFilter} />`}
-    <div class="conversations" tabindex="-1">
+    <div class="conversations" tabindex="-1" onScroll=${onScroll}>
       ${
         begun.length > 0 &&
         html`<ul>
@@ -56,22 +60,37 @@ export function Sidebar({ modal }) {
       </ul>`
       }
       ${search.isOn && search.data && html`<${Results} search=${search} query=${isFiltered(filter) ? "" : query} current=${current} />`}
-      ${(search.isOn ? [] : byDay(all)).map(
-        ([day, groups]) => html`<section key=${day}>
-        <h2 class="day">${day}</h2>
-        <ul>
-          ${groups.map((group) => html`<${Row} key=${group.members.at(-1).id} group=${group}
-            active=${group.members.some(({ id }) => id === current)} />`)}
-        </ul>
-      </section>`,
-      )}
+      ${!search.isOn && html`<${List} all=${all} current=${current} doing=${JSON.stringify(doings(turns))}
+        minute=${Math.floor(Date.now() / 60_000)} />`}
       ${listed && !search.isOn && all.length === 0 && html`<p class="hint list-hint">${NOTHING_YET}</p>`}
       ${more && !search.isOn && html`<button type="button" class="button quiet"
-        onClick=${() => loadSessions().catch(report)}>${t("Show older ones")}</button>`}
+        onClick=${readOn}>${t("Show older ones")}</button>`}
     </div>
     <${Foot} />
   </nav>`;
 }
+
+// All conversations. They are drawn again when they or their times change, and not with each token of a reply.
+const List = memo(({ all, current, doing }) => {
+  const told = new Map(JSON.parse(doing));
+  return byDay(all).map(
+    ([day, groups]) => html`<section key=${day}>
+      <h2 class="day">${day}</h2>
+      <ul>
+        ${groups.map((group) => html`<${Row} key=${group.members.at(-1).id} group=${group}
+          active=${group.members.some(({ id }) => id === current)} when=${ago(group.latest.last_used_at)}
+          doing=${told.size ? group.members.map(({ id }) => told.get(id)).find(Boolean) : undefined} />`)}
+      </ul>
+    </section>`,
+  );
+});
+
+// What is told of the sessions that have a turn: [id, words].
+const doings = (turns) => [...turns].map(([id, turn]) => [id, doingOf(turn)]);
+
+let reading = null; // the request for older sessions: one at a time
+
+const readOn = () => (reading ??= loadSessions().catch(report).finally(() => (reading = null)));
 
 // What the server has found, and what is known here by a part of its title or id.
 function Results({ search, query, current }) {
@@ -86,7 +105,8 @@ function Results({ search, query, current }) {
     : [];
   return html`<ul aria-label=${t("Results")}>
       ${data.map((session) => html`<${Found} key=${session.id} session=${session} active=${session.id === current} />`)}
-      ${near.map((group) => html`<${Row} key=${group.latest.id} group=${group} active=${group.latest.id === current} />`)}
+      ${near.map((group) => html`<${Row} key=${group.latest.id} group=${group} active=${group.latest.id === current}
+        when=${ago(group.latest.last_used_at)} />`)}
     </ul>
     ${data.length + near.length === 0 && html`<p class="hint list-hint" role="status">${NOTHING_FOUND}</p>`}
     ${more && html`<button type="button" class="button quiet" onClick=${readOn}>${t("Show more")}</button>`}`;
@@ -104,7 +124,11 @@ function byDay(groups) {
   const dayOf = ({ pinned, latest }) =>
     pinned ? t("Pinned") : Object.keys(days).find((day) => latest.last_used_at >= days[day]);
   const found = new Map();
-  for (const group of groups) found.set(dayOf(group), [...(found.get(dayOf(group)) ?? []), group]);
+  for (const group of groups) {
+    const day = dayOf(group);
+    if (!found.has(day)) found.set(day, []);
+    found.get(day).push(group);
+  }
   return [...found];
 }
 
@@ -120,11 +144,10 @@ function Begun({ turn, active }) {
   </li>`;
 }
 
-function Row({ group, active }) {
+const Row = memo(({ group, active, doing, when }) => {
   const { members, latest, title, pinned, kept } = group;
-  const doing = doingOf(members.map(({ id }) => state.turns.get(id)).find(Boolean));
   const about = [
-    ago(latest.last_used_at),
+    when,
     latest.turns ? plural(latest.tokens, "{n} token", "{n} tokens") : plural(latest.messages, "{n} message", "{n} messages"),
   ];
   if (members.length > 1) about.push(plural(members.length, "{n} branch", "{n} branches"));
@@ -152,7 +175,7 @@ function Row({ group, active }) {
         onClick=${(event) => removeGroup(group, event.target.closest(".row"))}><${Icon} name="trash" />${t("Delete")}</button>
     <//>
   </li>`;
-}
+});
 
 async function removeGroup({ members }, row) {
   const rows = [...document.querySelectorAll(".conversations .row-main")];

@@ -80,6 +80,9 @@ def test_a_pinned_conversation_is_at_the_top_however_old(desk: Desk) -> None:
     desk.open()
     pinned = desk.tab.locator("section", has=desk.tab.get_by_role("heading", name="Pinned"))
     pinned.get_by_text("An old plan").wait_for()
+    assert desk.tab.get_by_text("Newer thing 0", exact=True).count() == 0
+    desk.tab.locator(".conversations").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    desk.tab.get_by_text("Newer thing 0", exact=True).wait_for()  # older ones come as one scrolls
     choose(desk, "An old plan", "Unpin")
     pinned.wait_for(state="detached")
     assert desk.rest("sessions/pin-old")["metadata"] == {}
