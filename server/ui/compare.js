@@ -82,13 +82,21 @@ export function Compare({ left, right: known = null, index = null }) {
     close();
     open(id);
   };
+  const share = (id) => () => update({ dialog: { kind: "share", id } });
+  const runs = state.turns.has(right);
   const title = right === null ? t("Answer again with other settings") : t("Two branches");
   const shown = one && other;
   return html`<${Dialog} title=${title} onClose=${close} class="compare">
     ${right === null && html`<${Wishes} begin=${(wish) => setRight(answerBeside(index, wish))} />`}
     ${right !== null && html`<div class="compare-row compare-head">
-      <button type="button" class="button" onClick=${() => go(left)}>${t("Go on with this one")}</button>
-      <button type="button" class="button" disabled=${state.turns.has(right)} onClick=${() => go(right)}>${t("Go on with that one")}</button>
+      <div>
+        <button type="button" class="button" onClick=${() => go(left)}>${t("Go on with this one")}</button>
+        <button type="button" class="button" onClick=${share(left)}>${t("Share this one")}</button>
+      </div>
+      <div>
+        <button type="button" class="button" disabled=${runs} onClick=${() => go(right)}>${t("Go on with that one")}</button>
+        <button type="button" class="button" disabled=${runs} onClick=${share(right)}>${t("Share that one")}</button>
+      </div>
     </div>`}
     ${shown && html`<div class="compare-body" tabindex="0" role="region" aria-label=${title}><${Rows} left=${one} right=${other} /></div>`}
     <div class="dialog-foot"><button type="button" class="button" onClick=${close}>${t("Close")}</button></div>

@@ -146,6 +146,7 @@ function Begun({ turn, active }) {
 
 const Row = memo(({ group, active, doing, when }) => {
   const { members, latest, title, pinned, kept } = group;
+  const branch = () => (members.some(({ id }) => id === state.current) ? state.current : latest.id); // the one that is seen
   const about = [
     when,
     latest.turns ? plural(latest.tokens, "{n} token", "{n} tokens") : plural(latest.messages, "{n} message", "{n} messages"),
@@ -168,9 +169,9 @@ const Row = memo(({ group, active, doing, when }) => {
         <${Icon} name="clock" />${kept ? t("Release its cache") : t("Keep its cache for a week")}
       </button>
       <button type="button" role="menuitem"
-        onClick=${() => update({ dialog: { kind: "share", id: latest.id } })}><${Icon} name="link" />${t("Share")}</button>
+        onClick=${() => update({ dialog: { kind: "share", id: branch() } })}><${Icon} name="link" />${t("Share")}</button>
       <button type="button" role="menuitem"
-        onClick=${() => update({ dialog: { kind: "export", id: latest.id } })}><${Icon} name="export" />${t("Export")}</button>
+        onClick=${() => update({ dialog: { kind: "export", id: branch() } })}><${Icon} name="export" />${t("Export")}</button>
       <button type="button" role="menuitem" class="danger"
         onClick=${(event) => removeGroup(group, event.target.closest(".row"))}><${Icon} name="trash" />${t("Delete")}</button>
     <//>

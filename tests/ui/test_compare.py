@@ -71,6 +71,18 @@ def test_two_branches_stand_side_by_side(dark: Desk) -> None:
     assert [marked(side) for side in rows.nth(0).locator(".compared").all()] == [["Emma"], ["Walter"]]
     assert [marked(side) for side in rows.nth(1).locator(".compared").all()] == [["Emma"], ["Walter"]]
     assert violations(desk) == []
+    desk.expected = ["404 (Not Found)"]  # this server makes no links
+    with desk.tab.expect_request(f"**/{old}/shares"):
+        desk.tab.get_by_role("button", name="Share that one").click()
+    desk.tab.get_by_text("Links are off on this server.").wait_for()
+    desk.tab.keyboard.press("Escape")
+    desk.tab.get_by_role("button", name="Previous branch").click()
+    desk.tab.wait_for_url(lambda url: old in url)
+    row = desk.tab.locator(".row.active")
+    row.hover()
+    row.get_by_role("button").nth(1).click()
+    with desk.tab.expect_request(f"**/{old}/shares"):  # what is seen, not what was used last
+        desk.tab.get_by_role("menuitem", name="Share").click()
 
 
 def test_what_else_could_have_come_is_what_the_model_had_computed_and_a_branch_goes_on_there(desk: Desk) -> None:

@@ -256,6 +256,8 @@ export default {
   "Settings for new conversations": "Einstellungen für neue Gespräche",
   "Settings of this conversation": "Einstellungen dieses Gesprächs",
   "Share": "Teilen",
+  "Share this one": "Diesen teilen",
+  "Share that one": "Jenen teilen",
   "Share this branch": "Diesen Zweig teilen",
   "Shared on {day}, to be read until {until}.": "Geteilt am {day}, lesbar bis {until}.",
   "Shift": "Umschalt",

@@ -256,6 +256,8 @@ export default {
   "Settings for new conversations": "הגדרות לשיחות חדשות",
   "Settings of this conversation": "הגדרות השיחה הזאת",
   "Share": "שיתוף",
+  "Share this one": "שיתוף הזה",
+  "Share that one": "שיתוף ההוא",
   "Share this branch": "שיתוף הענף הזה",
   "Shared on {day}, to be read until {until}.": "שותף ב־{day}, לקריאה עד {until}.",
   "Shift": "Shift",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_context import HELLO, Site, served
+from http_context import site as made_site
 from log_kit import as_format_9, sqlite, turn, with_log
+from postgres_server import PostgresServer
 
 from server.log.session_log import SessionLog
 from server.log.share_rows import MOST, Share, digest_of
@@ -102,6 +105,32 @@ async def test_a_link_ends_with_its_session_its_turn_or_its_time(site: Site, mon
     assert await shown(site, first["secret"]) == 404
     await talked(site)  # the name again
     assert await shown(site, first["secret"]) == 404
+
+
+def test_links_and_search_on_postgresql(postgres: PostgresServer) -> None:
+    async def scenario() -> None:
+        async with made_site(KEYS, sharing=True, database=postgres.new_database()) as site:
+            await talked(site, ANN)
+            first, last = await shared(site, ANN, turn=1), await shared(site, ANN)
+            assert [len(await shown(site, link["secret"])) for link in (first, last)] == [2, 4]
+            for query, headers, names in (("frien", ANN, ["s"]), ("hello", BOB, []), ("nightingale", ANN, [])):
+                found = (await site.http.get("/v1/sessions", params={"query": query}, headers=headers)).json()["data"]
+                assert [one["id"] for one in found] == names
+            listed = (await site.http.get("/v1/sessions/s/shares", headers=ANN)).json()["data"]
+            assert {one["id"] for one in listed} == {first["id"], last["id"]}
+            path = f"/v1/sessions/s/shares/{first['id']}"
+            assert (await site.http.delete(path, headers=BOB)).status_code == 404
+            assert (await site.http.delete(path, headers=ANN)).status_code == 200
+            assert await shown(site, first["secret"]) == 404
+            await site.http.post("/v1/sessions/s/rewind", json={"turn": 1}, headers=ANN)
+            assert await shown(site, last["secret"]) == 404
+            again = await shared(site, ANN)
+            await site.http.delete("/v1/sessions/s", headers=ANN)
+            assert await shown(site, again["secret"]) == 404
+            found = (await site.http.get("/v1/sessions", params={"query": "hello"}, headers=ANN)).json()["data"]
+            assert found == []
+
+    asyncio.run(scenario())
 
 
 @served(sharing=True)
