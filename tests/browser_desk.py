@@ -21,6 +21,7 @@ FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-ba
 PARTS = "html, .drawer, .sidebar, .scroll, .conversations, .turns, .detail, .detail-body, .live"
 AT_REST = """() => document.getAnimations().every(
   (one) => one.playState !== "running" || one.effect.getTiming().iterations === Infinity)"""
+KEYS = {"ann": "a-key-of-ann", "bob": "a-key-of-bob"}  # of a server that wants keys
 SECONDS = 60.0  # for anything, on a machine that has much else to do
 
 

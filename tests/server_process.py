@@ -68,9 +68,10 @@ class ServerProcess:
         assert len(engines) == 1, children
         return int(engines[0])
 
-    def forget_sessions(self) -> None:
-        """Delete all sessions, also those whose turns are still running."""
-        with httpx.Client(base_url=self.url, timeout=60) as client:
+    def forget_sessions(self, key: str | None = None) -> None:
+        """Delete all sessions (of a key), also those whose turns are still running."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=self.url, timeout=60, headers=headers) as client:
             while found := client.get("/v1/sessions", params={"limit": 100}).json()["data"]:
                 for one in found:
                     client.delete(f"/v1/sessions/{one['id']}").raise_for_status()

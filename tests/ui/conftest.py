@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from browser_desk import CHROMIUM, FLAGS, Desk, desk_at
+from browser_desk import CHROMIUM, FLAGS, KEYS, Desk, desk_at
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -30,6 +30,23 @@ def server(chromium: Browser, request: pytest.FixtureRequest) -> ServerProcess:
     """Not started where there is no browser."""
     running: ServerProcess = request.getfixturevalue("demo_server")
     return running
+
+
+@pytest.fixture(scope="session")
+def keyed_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One that wants the keys of ``KEYS``, and shares. Ask for ``keyed_server``."""
+    flags = [text for name, key in KEYS.items() for text in ("--api-key", f"{name}={key}")]
+    with ServerProcess(None, tmp_path_factory.mktemp("keyed"), "--sharing", "on", *flags) as running:
+        yield running
+
+
+@pytest.fixture
+def keyed_server(chromium: Browser, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """The same for every test that wants keys; each leaves it without sessions."""
+    running: ServerProcess = request.getfixturevalue("keyed_process")
+    yield running
+    for key in KEYS.values():
+        running.forget_sessions(key)
 
 
 @pytest.fixture

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser_desk import Desk, desk_at, violations
-from server_process import ServerProcess
+from browser_desk import KEYS, Desk, desk_at, violations
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from server_process import ServerProcess
 
-KEY = "a-key-of-the-tests"
+KEY = KEYS["ann"]
 
 
-@pytest.fixture(scope="module")
-def server(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One that shares, and answers to a key."""
-    folder = tmp_path_factory.mktemp("data")
-    with ServerProcess(None, folder, "--sharing", "on", "--api-key", f"ann={KEY}") as running:
-        yield running
+@pytest.fixture
+def server(keyed_server: ServerProcess) -> ServerProcess:
+    """One that shares, and wants keys."""
+    return keyed_server
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
 WALTER = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"]
-KEY = "a-key-of-the-tests"
 EVIL = """<img src=x onerror="window.hacked=1"> <script>window.hacked=2</script> <b onclick="window.hacked=3">bold</b>
 
 [link](javascript:window.hacked=4) [data](data:text/html,<script>window.hacked=5</script>)
@@ -120,34 +119,6 @@ def test_a_restart_of_the_server_keeps_everything(chromium: Browser, tmp_path: P
         cache = desk.rest(f"sessions/{desk.session}/turns")["data"][3]["cache"]
         assert cache["reused"]["disk"] > 0
         assert "loaded" in desk.receipts.nth(3).inner_text()
-        assert list(desks) == []
-
-
-def test_a_key_is_asked_for_and_kept_in_the_tab_alone(chromium: Browser, tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path, "--api-key", f"ann={KEY}") as server:
-        desks = desk_at(chromium, server)
-        desk = next(desks)
-        desk.expected = ["401 (Unauthorized)"]
-        urls: list[str] = []
-        desk.tab.on("request", lambda request: urls.append(request.url))
-        desk.open()
-        dialog = desk.tab.get_by_role("dialog", name="API key")
-        desk.tab.keyboard.press("Escape")  # there is nothing without a key
-        dialog.get_by_label("Key").fill("wrong")
-        desk.tab.keyboard.press("Enter")
-        desk.tab.get_by_text("That key is not valid here.").wait_for()
-        dialog.get_by_label("Key").fill(KEY)
-        dialog.get_by_role("button", name="Continue").click()
-        desk.tab.get_by_text("Conversations stay here").wait_for()
-        assert desk.say(WALTER[0]) == "Nice to meet you, Walter!"
-        desk.tab.reload()
-        desk.receipts.nth(0).wait_for()
-        assert not any(KEY in url for url in urls)
-        assert KEY not in desk.tab.evaluate("JSON.stringify(localStorage) + document.cookie")
-        with desk.tab.expect_download() as download:
-            desk.tab.get_by_role("button", name="Export").click()
-            desk.tab.get_by_role("button", name="Without the cache").click()
-        assert download.value.suggested_filename == f"{desk.session}.zip"
         assert list(desks) == []
 
 

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from server_process import ServerProcess
 
 HEBREW = "localStorage.setItem('warmturn-language', '\"he\"')"
-CUT = """all => all.filter((node) => node.getBoundingClientRect().height > 1.8 * parseFloat(getComputedStyle(node).fontSize)
-  || node.getBoundingClientRect().right > node.closest("dialog").getBoundingClientRect().right).map((node) => node.textContent)"""
+CUT = """all => all.filter((node) => {
+  const box = node.getBoundingClientRect();
+  const isHigh = box.height > 1.8 * parseFloat(getComputedStyle(node).fontSize);
+  return isHigh || box.right > node.closest("dialog").getBoundingClientRect().right;
+}).map((node) => node.textContent)"""
 CUT_CHOICES = """all => all.flatMap((select) => [...select.options].map((option) => {
   const draw = document.createElement("canvas").getContext("2d");
   const style = getComputedStyle(select);

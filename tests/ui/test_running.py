@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from browser_desk import Desk, desk_at
-from server_process import ServerProcess
+from browser_desk import Desk
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Route
+    from playwright.sync_api import Route
 
 WALTER = "My name is Walter."
 STREAMS = ".message.assistant[aria-busy=true] .markdown"
-KEPT = "JSON.stringify(sessionStorage) + JSON.stringify(localStorage)"
-KEY = "a-key-of-the-tests"
 
 
 def endless(route: Route) -> None:
@@ -134,29 +130,3 @@ def test_a_draft_outlives_its_tab(desk: Desk) -> None:
     desk.open(f"#/{session}")
     desk.receipts.nth(0).wait_for()
     assert desk.tab.locator("#composer").input_value() == "not sent yet"
-
-
-def test_a_key_is_remembered_by_the_browser_if_one_says_so(chromium: Browser, tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path, "--api-key", f"ann={KEY}") as server:
-        desks = desk_at(chromium, server)
-        desk = next(desks)
-        desk.expected = ["401 (Unauthorized)"]
-        desk.open()
-        desk.tab.get_by_label("Key", exact=True).fill(KEY)
-        desk.tab.get_by_label("Remember it in this browser").check()
-        desk.tab.keyboard.press("Enter")
-        desk.tab.get_by_text("Conversations stay here").wait_for()
-        desk.tab.locator("#composer").fill("only for Ann")
-        context = desk.tab.context
-        desk.tab.close()
-        desk.tab = context.new_page()
-        desk.open()
-        desk.tab.get_by_text("Conversations stay here").wait_for()
-        assert desk.tab.locator("#composer").input_value() == "only for Ann"
-        assert KEY not in desk.tab.url
-        desk.tab.get_by_role("button", name="Settings").click()
-        desk.tab.get_by_role("button", name="Forget this key").click()
-        desk.tab.get_by_label("Key", exact=True).wait_for()
-        assert KEY not in desk.tab.evaluate(KEPT)
-        assert "Ann" not in desk.tab.evaluate(KEPT)
-        assert list(desks) == []

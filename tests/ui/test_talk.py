@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WALTER = "My name is Walter."
 MILK = "Add milk to my shopping list."
-KEYS = {"ann": "a-key-of-ann", "bob": "a-key-of-bob"}
 STREAMS = ".message.assistant[aria-busy=true] .markdown"
 LOOKED = "() => { dispatchEvent(new Event('focus')); return %s }"  # as often as it takes
 HIDDEN = """() => {
@@ -120,39 +119,6 @@ def test_what_was_deleted_elsewhere_is_not_begun_again(desk: Desk) -> None:
     desk.tab.wait_for_function(LOOKED % "document.querySelector('.trouble') !== null")
     desk.tab.locator("#composer").fill("Hello?")
     assert desk.tab.get_by_role("button", name="Send", exact=True).is_disabled()
-
-
-def test_a_key_and_all_that_was_written_with_it(chromium: Browser, tmp_path: Path) -> None:
-    flags = [text for name, key in KEYS.items() for text in ("--api-key", f"{name}={key}")]
-    with ServerProcess(None, tmp_path, *flags) as server:
-        desks = desk_at(chromium, server)
-        desk = next(desks)
-        desk.expected = ["401 (Unauthorized)"]
-        desk.open()
-        field = desk.tab.get_by_role("dialog", name="API key").get_by_label("Key")
-        for _ in range(3):
-            field.wait_for()
-            desk.tab.keyboard.press("Escape")
-        field.fill("schlüssel")
-        desk.tab.keyboard.press("Enter")
-        desk.tab.get_by_text("A key has no spaces").wait_for()
-        field.fill(KEYS["ann"])
-        desk.tab.keyboard.press("Enter")
-        desk.tab.get_by_text("Conversations stay here").wait_for()
-        desk.tab.locator("#composer").fill("only for Ann")
-        desk.tab.get_by_role("button", name="Settings").click()
-        desk.tab.get_by_label("Instructions").fill("secrets of Ann")
-        desk.tab.get_by_role("button", name="Save").click()
-        kept = "JSON.stringify(sessionStorage) + JSON.stringify(localStorage)"
-        assert "only for Ann" in desk.tab.evaluate(kept)
-        desk.tab.get_by_role("button", name="Settings").click()
-        desk.tab.get_by_role("button", name="Forget this key").click()
-        field.fill(KEYS["bob"])
-        desk.tab.keyboard.press("Enter")
-        desk.tab.get_by_text("Conversations stay here").wait_for()
-        assert written(desk) == ""
-        assert "Ann" not in desk.tab.evaluate(kept)
-        assert list(desks) == []
 
 
 def test_requests_that_fail_do_not_multiply(desk: Desk) -> None:
