@@ -46,18 +46,22 @@ export const Icon = ({ name }) =>
 export const IconButton = ({ icon, label, ...more }) =>
   html`<button type="button" class="icon-button" aria-label=${label} title=${label} ...${more}><${Icon} name=${icon} /></button>`;
 
-// A component that is rendered again only when one of its properties has changed.
+// A component that is rendered again only when one of its properties, or of its lists' elements, has changed.
 export function memo(View) {
   return class Memo extends Component {
     shouldComponentUpdate(next) {
       const keys = new Set([...Object.keys(next), ...Object.keys(this.props)]);
-      return [...keys].some((key) => next[key] !== this.props[key]);
+      return [...keys].some((key) => !isSame(next[key], this.props[key]));
     }
     render(props) {
       return h(View, props);
     }
   };
 }
+
+const isSame = (one, other) =>
+  one === other ||
+  (Array.isArray(one) && Array.isArray(other) && one.length === other.length && one.every((item, at) => item === other[at]));
 
 export { count, decimal, plural };
 

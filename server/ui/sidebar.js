@@ -73,17 +73,32 @@ export function Sidebar({ modal }) {
 // All conversations. They are drawn again when they or their times change, and not with each token of a reply.
 const List = memo(({ all, current, doing }) => {
   const told = new Map(JSON.parse(doing));
+  const toldOf = ({ members }) => members.map(({ id }) => told.get(id)).find(Boolean);
   return byDay(all).map(
     ([day, groups]) => html`<section key=${day}>
       <h2 class="day">${day}</h2>
-      <ul>
-        ${groups.map((group) => html`<${Row} key=${group.members.at(-1).id} group=${group}
-          active=${group.members.some(({ id }) => id === current)} when=${ago(group.latest.last_used_at)}
-          doing=${told.size ? group.members.map(({ id }) => told.get(id)).find(Boolean) : undefined} />`)}
-      </ul>
+      ${parts(groups).map((part, at) => html`<${Part} key=${at} groups=${part} whens=${part.map(({ latest }) => ago(latest.last_used_at))}
+        doings=${part.map((group) => (told.size ? toldOf(group) : undefined))}
+        active=${part.findIndex(({ members }) => members.some(({ id }) => id === current))} />`)}
     </section>`,
   );
 });
+
+const PART = 50; // rows that are laid out together, when they come near what is seen
+const ROW = 47; // pixels
+
+function parts(groups) {
+  const found = [];
+  for (let at = 0; at < groups.length; at += PART) found.push(groups.slice(at, at + PART));
+  return found;
+}
+
+const Part = memo(
+  ({ groups, whens, doings: told, active }) => html`<ul class="part" style=${{ containIntrinsicBlockSize: `auto ${ROW * groups.length}px` }}>
+    ${groups.map((group, at) => html`<${Row} key=${group.members.at(-1).id} group=${group} active=${at === active}
+      when=${whens[at]} doing=${told[at]} />`)}
+  </ul>`,
+);
 
 // What is told of the sessions that have a turn: [id, words].
 const doings = (turns) => [...turns].map(([id, turn]) => [id, doingOf(turn)]);
