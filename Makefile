@@ -7,7 +7,7 @@
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
 #   make test-agents [ARGS="-k claude"]   coding agents as they are installed, from npm and pip, in .agents; needs node 20
 #   make test-speculation [TURNS=10000] [SEED=1]   the same replies with drafted tokens and without; half an hour
-#   make test-fuzz [REQUESTS=20000] | bench-overload | bench-speculation | bench-adapters | pages
+#   make test-fuzz [REQUESTS=20000] | bench-overload | bench-speculation | bench-adapters | bench-page | pages
 #   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
@@ -34,7 +34,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters pages image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters bench-page pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -123,6 +123,10 @@ bench-speculation: $(DEV_STAMP)
 # What LoRA adapters cost beside the base alone, a few minutes.
 bench-adapters: $(DEV_STAMP)
 	$(BIN)/python -m tools.bench_adapters $(ARGS)
+
+# The page in Chromium: loading, a long reply, a long conversation, a long list; half an hour. ARGS="--only load".
+bench-page: $(DEV_STAMP)
+	$(BIN)/python -m tools.bench_page $(ARGS)
 
 # Writes docs/api.md and docs/modules.md anew from the code.
 pages: $(DEV_STAMP)
