@@ -263,7 +263,7 @@ def bench_stream(browser: Browser, folder: Path, given: argparse.Namespace) -> s
             ]
             fast = 10 * given.rate
             rows.append([f"on to {given.tokens:,} tokens", fast, *streamed(tab, text, fast)])
-        tab.page.get_by_role("button", name="New conversation").click()
+        tab.page.locator(".new-chat").click()
         tab.page.locator(".welcome").wait_for()
         after = tab.memory()
     rows.insert(0, ["before it", "", "", "", "", "", "", f"{before[0]:.1f}", before[1]])
@@ -335,7 +335,7 @@ def bench_long(browser: Browser, folder: Path, given: argparse.Namespace) -> str
         tab.page.goto(f"{server.url}/ui/")
         tab.page.locator(".row-main").wait_for()
         for name in ("opened from the list", "opened again"):
-            tab.page.get_by_role("button", name="New conversation").click()
+            tab.page.locator(".new-chat").click()
             tab.page.locator(".welcome").wait_for()
             tab.frames()
             cpu, of_server, begun = tab.cpu(), server.cpu(), time.perf_counter()

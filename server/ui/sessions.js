@@ -345,7 +345,7 @@ export async function fork(id, turn) {
     const made = await getJson(path(id, "/fork"), { method: "POST", json: { id: newId(), turn } });
     update({ sessions: new Map([...state.sessions, [made.id, made]]) });
     await open(made.id);
-    toast(t("A new branch begins behind turn {number}. It shares what came before.", { number: turn }));
+    toast(t("A new branch begins after turn {number}. It shares what came before.", { number: turn }));
     return made.id;
   } catch (error) {
     report(error);

@@ -135,7 +135,7 @@ function goTo(id) {
 // Groups by the day of their last use: [day, groups].
 function byDay(groups) {
   const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
-  const days = { [t("Today")]: midnight, [t("Yesterday")]: midnight - 86_400, [t("The last 7 days")]: midnight - 7 * 86_400, [t("Before")]: 0 };
+  const days = { [t("Today")]: midnight, [t("Yesterday")]: midnight - 86_400, [t("The last 7 days")]: midnight - 7 * 86_400, [t("Earlier")]: 0 };
   const dayOf = ({ pinned, latest }) =>
     pinned ? t("Pinned") : Object.keys(days).find((day) => latest.last_used_at >= days[day]);
   const found = new Map();

@@ -74,7 +74,7 @@ export function Tuning({ forget }) {
       ${state.models.length > 1 && html`<${ModelField} wish=${wish} set=${set("model")} />`}
       <div class="field-row">
         ${number("temperature", t("Temperature"), { min: 0, max: 2, placeholder: generation?.temperature ?? 1 })}
-        ${number("maxTokens", t("Most tokens of a reply"), { min: 1, step: 1, placeholder: t("no limit") })}
+        ${number("maxTokens", t("Longest reply, in tokens"), { min: 1, step: 1, placeholder: t("no limit") })}
       </div>
       ${generation && html`<p class="hint">${heldBy(generation)}</p>`}
       <details class="more" open=${["topP", "topK", "minP", "seed", "effort", "tools", "format"].some((name) => wish[name])}>

@@ -61,7 +61,7 @@ def test_where_it_is_full_one_can_go_on_from_an_earlier_turn(full: Desk) -> None
     full.tab.locator("#composer").fill("What is my name?")
     ways(full).get_by_role("button", name="Go on from turn 2").click()
     full.tab.wait_for_url(lambda url: first not in url)
-    full.told("A new branch begins behind turn 2.")
+    full.told("A new branch begins after turn 2.")
     assert full.tab.locator("#composer").input_value() == "What is my name?"
     assert full.rest(f"sessions/{full.session}")["parent"] == {"session_id": first, "turn": 2}
 

@@ -216,7 +216,7 @@ def test_rewind_and_fork_by_click(desk: Desk) -> None:
     desk.tab.locator(".turn").nth(1).click()
     desk.tab.get_by_role("button", name="Fork here").click()
     desk.tab.wait_for_url(lambda url: old not in url)
-    desk.told("A new branch begins behind turn 2.")
+    desk.told("A new branch begins after turn 2.")
     assert desk.asked == WALTER[:2]
     assert desk.say("My pet is called Rex.")
     assert desk.tab.locator(".turn").count() == 4

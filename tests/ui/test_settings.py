@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
 
 
-CHANGED = {"Instructions": "Rhyme.", "Most tokens of a reply": "4"}
+CHANGED = {"Instructions": "Rhyme.", "Longest reply, in tokens": "4"}
 
 
 def sent_with(desk: Desk, text: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def test_what_holds_without_a_choice_is_told_and_choices_are_sent(desk: Desk) ->
     temperature = desk.tab.get_by_label("Temperature")
     assert temperature.get_attribute("placeholder") == "0"
     temperature.fill("")
-    desk.tab.get_by_label("Most tokens of a reply").fill("3")
+    desk.tab.get_by_label("Longest reply, in tokens").fill("3")
     desk.tab.get_by_label("Instructions").fill("Be brief.")
     desk.tab.get_by_role("button", name="Save").click()
     sent = sent_with(desk, "My name is Walter.")

@@ -122,7 +122,7 @@ def test_keys_go_through_the_tree_and_fork(desk: Desk) -> None:
         if focused.inner_text() == "Fork here":
             break
     keyboard.press("Enter")
-    desk.told("A new branch begins behind turn 2.")
+    desk.told("A new branch begins after turn 2.")
     assert desk.rest(f"sessions/{desk.session}")["parent"] == {"session_id": "keys", "turn": 2}
 
 
