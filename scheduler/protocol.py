@@ -289,10 +289,13 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """The deltas of one step. An idle engine sends an empty one every second, as a heartbeat."""
+    """The deltas of one step. An idle engine sends an empty one every second, as a heartbeat. ``at``: when it was over
+    (monotonic seconds).
+    """
 
     deltas: tuple[Delta, ...]
     stats: Stats
+    at: float | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -229,7 +229,7 @@ class EngineCore:
         for turn in broken:  # also one that is in a step that has been launched
             if turn.finish_reason is None:
                 self.scheduler.finish(turn, FinishReason.ERROR)
-        return StepOutputs(tuple(deltas), self.stats())
+        return StepOutputs(tuple(deltas), self.stats(), time.monotonic())
 
     def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
         """What a prompt token costs, for the choice between loading and computing."""

@@ -85,7 +85,7 @@ class TurnStream(Protocol):
     receipt: Receipt | None
     news: News
     patience: int
-    heard: Callable[[Delta], None]
+    heard: Callable[[Delta, float | None], None]
     stopped: bool
     spoke: bool
 

@@ -360,9 +360,9 @@ class EngineProcess:
 
     def _handle(self, message: FromEngine) -> None:
         match message:
-            case StepOutputs(deltas, stats):
+            case StepOutputs(deltas, stats, at):
                 self.stats = stats
-                self._turns.push(deltas, SHUTTING_DOWN if self._ending else None)
+                self._turns.push(deltas, SHUTTING_DOWN if self._ending else None, at)
             case Refused():
                 self._turns.refuse(message)
             case Loading(stage):

@@ -91,15 +91,15 @@ class EngineTurns:
 
     # --- the side of the engine ---------------------------------------------------------------------------
 
-    def push(self, deltas: Sequence[Delta], cancelled: str | None = None) -> None:
+    def push(self, deltas: Sequence[Delta], cancelled: str | None = None, at: float | None = None) -> None:
         """Put deltas into the mailboxes of their turns; deltas of turns that have ended are dropped. ``cancelled``: if
-        given, turns that end as cancelled fail with EngineDied of this message.
+        given, turns that end as cancelled fail with EngineDied of this message. ``at``: when the engine had them.
         """
         for delta in deltas:
             if (turn := self._turns.get(delta.turn)) is not None:
                 if cancelled is not None and delta.finish_reason is FinishReason.CANCELLED:
                     turn.fail(EngineDied(cancelled))
-                turn.push(delta)
+                turn.push(delta, at)
                 self._waiting.leave(delta.turn)
                 if delta.finish_reason is not None:
                     self._pop(delta.turn)

@@ -34,7 +34,7 @@ class Mailbox:
         self.receipt: Receipt | None = None
         self.news = News()
         self.patience = 1
-        self.heard: Callable[[Delta], None] = unheard
+        self.heard: Callable[[Delta, float | None], None] = unheard
         self._packed: list[bytes] = []  # what came first, each piece a merged delta
         self._packed_bytes = 0
         self._deltas: list[Delta] = []  # what came last, fewer than ``MERGE_AT``
@@ -46,11 +46,11 @@ class Mailbox:
 
     # --- the side of the engine ---------------------------------------------------------------------------
 
-    def push(self, delta: Delta) -> None:
-        """Take one delta; the one with a finish reason closes the turn."""
+    def push(self, delta: Delta, at: float | None = None) -> None:
+        """Take one delta; the one with a finish reason closes the turn. ``at``: when the engine had it (monotonic)."""
         if self._closed:
             return
-        self.heard(delta)
+        self.heard(delta, at)
         if delta.receipt is not None:
             self.receipt = delta.receipt
         self.spoke = self.spoke or bool(delta.tokens)
@@ -115,7 +115,7 @@ class Mailbox:
         self.released = True
 
 
-def unheard(delta: Delta) -> None:
+def unheard(delta: Delta, at: float | None) -> None:
     """The default of ``heard``: does nothing."""
 
 

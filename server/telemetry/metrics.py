@@ -284,7 +284,7 @@ class Stopwatch:
         self.decode: float | None = None
         self._metrics = metrics
         self._started = self._last = started
-        self._submitted = self._admitted = time.monotonic()
+        self._submitted = self._admitted = self._written = time.monotonic()
         self._tokens = 0
         self._ended = False
 
@@ -306,16 +306,20 @@ class Stopwatch:
         if any(not tier.paged for tier in receipt.loaded):
             metrics.restore.observe(receipt.load_seconds)
 
-    def saw(self, delta: Delta) -> None:
-        """Record a delta. If it has several tokens, they share its time."""
+    def saw(self, delta: Delta, at: float | None = None) -> None:
+        """Record a delta. If it has several tokens, they share its time. ``at``: when the engine had it (monotonic
+        seconds): a process that has much to do hears of several at once.
+        """
         if delta.receipt is not None:
             self._count_admission(delta.receipt)
         if delta.tokens:
             now = time.perf_counter()
+            written = time.monotonic() if at is None else at
             if self._tokens:
                 self._metrics.between.observe((now - self._last) / len(delta.tokens))
-                self.decode = (self.decode or 0.0) + now - self._last
+                self.decode = written - self._written
             else:
+                self._written = written
                 self.first = now - self._started
                 self.prefill = max(0.0, time.monotonic() - self._admitted)
                 self._metrics.first.observe(self.first)

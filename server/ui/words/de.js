@@ -36,7 +36,7 @@ export default {
   "At most 8 labels, of 40 characters each.": "Höchstens 8 Etiketten mit je 40 Zeichen.",
   "auto": "automatisch",
   "Back at the end of turn {number}.": "Zurück am Ende von Runde {number}.",
-  "Earlier": "Davor",
+  "Earlier": "Früher",
   "begun from another conversation": "aus einem anderen Gespräch begonnen",
   "Both are the same.": "Beide sind gleich.",
   "Branch": "Zweig",

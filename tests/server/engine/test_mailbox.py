@@ -73,7 +73,7 @@ def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
 def test_a_patient_reader_is_told_of_the_receipt_of_many_and_of_the_end() -> None:
     turn = Mailbox("t", lambda name: None)
     heard: list[Delta] = []
-    turn.patience, turn.heard = 3, heard.append
+    turn.patience, turn.heard = 3, lambda delta, at: heard.append(delta)
 
     def told() -> bool:
         was = turn.news.is_set()

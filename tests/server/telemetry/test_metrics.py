@@ -179,6 +179,13 @@ def test_a_turn_has_one_first_token_and_its_deltas_share_their_time() -> None:
     assert value(text, "warmturn_inter_token_latency_seconds_count") == 2
 
 
+def test_how_long_a_reply_was_written_is_told_by_the_engines_clock() -> None:
+    watch = Metrics().stopwatch(0.0)
+    for number in range(3):  # heard of at once
+        watch.saw(Delta("t", (number,)), 100.0 + number)
+    assert watch.decode == 2.0
+
+
 def test_the_times_of_a_turn_are_those_of_its_parts() -> None:
     metrics = Metrics()
     watch = metrics.stopwatch(time.perf_counter() - 7)
