@@ -25,7 +25,7 @@ from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import language_model
-from scheduler.media.pictures import PictureStore
+from scheduler.media.media_store import MediaStore
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.draft_heads import load_heads, mtp_layers
@@ -35,7 +35,7 @@ from scheduler.model.loader import PAGE_SIZE, LoadedModel, fingerprint
 from scheduler.model.measurement import describe
 from scheduler.model.memory import build_archive, build_store, spare
 from scheduler.model.runner import ModelRunner
-from scheduler.model_facts import CapturedGraphs, ModelFacts, PictureMarks
+from scheduler.model_facts import CapturedGraphs, MediaMarks, ModelFacts
 from scheduler.protocol import (
     Loading,
 )
@@ -86,15 +86,15 @@ def build_engine(
     runner = ModelRunner(mode, store.pool.device, loaded.rope, graphs, loaded.followers, adapters)
     vocab = loaded.model.get_input_embeddings().num_embeddings
     width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
-    pictures = PictureStore(loaded.eyes.sight, loaded.eyes.processor) if loaded.eyes is not None else None
-    limits = Limits(context, vocab, loaded.start, width, pictures is not None)
+    media_store = MediaStore(loaded.eyes.sight, loaded.eyes.processor) if loaded.eyes is not None else None
+    limits = Limits(context, vocab, loaded.start, width, media_store is not None)
     grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, vocab))
     grammars.prepare()
     speculator = None
     if config.speculate != "off":
         speculator = Speculator(SessionsIndex(store), context, store.stateful, asked)
     vocabulary = Vocabulary(loaded.tokenizer)
-    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator, pictures)
+    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator, media_store)
     facts = facts_of(config, loaded, store, context, graphs, idle)
     return engine, msgspec.structs.replace(facts, adapters=tuple(adapter.facts for adapter in adapters))
 
@@ -171,17 +171,17 @@ def facts_of(
         weight_reading=ways.latest if device.type == "cpu" else None,
         decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,
         media=(loaded.eyes.processor.sense.kind,) if loaded.eyes is not None else (),
-        pictures=marks_of(loaded.eyes) if loaded.eyes is not None else None,
+        media_marks=marks_of(loaded.eyes) if loaded.eyes is not None else None,
         blind=loaded.blind,
         licence=loaded.licence,
         own_context=loaded.context,
     )
 
 
-def marks_of(eyes: Eyes) -> PictureMarks:
-    """How prompts name pictures."""
+def marks_of(eyes: Eyes) -> MediaMarks:
+    """How prompts name media."""
     processor, sight = eyes.processor, eyes.sight
-    return PictureMarks(processor.mark, sight.placeholder, str(sight.way), processor.fingerprint)
+    return MediaMarks(processor.mark, sight.placeholder, str(sight.way), processor.fingerprint)
 
 
 def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel) -> ModelDrafter:

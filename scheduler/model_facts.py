@@ -104,8 +104,8 @@ class CapturedGraphs(msgspec.Struct, frozen=True):
         return f"{told} ({len(self.rows)} captured)" + (f"; others do not: {self.refused}" if self.refused else "")
 
 
-class PictureMarks(msgspec.Struct, frozen=True):
-    """How prompts name pictures, or sounds. ``mark``: what the chat template writes for one; ``placeholder``: the token
+class MediaMarks(msgspec.Struct, frozen=True):
+    """How prompts name media. ``mark``: what the chat template writes for one; ``placeholder``: the token
     that stands for each of its rows; ``way``: how rows enter the model, as measured; ``fingerprint`` of the processor.
     """
 
@@ -178,7 +178,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_rounding: KvRounding | None = None  # by --kv-dtype
     weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them
     decode_graphs: CapturedGraphs | None = None  # on a GPU
-    pictures: PictureMarks | None = None  # if it takes pictures, or sounds: which, says ``media``
+    # Encoded under the name that the API has for it.
+    media_marks: MediaMarks | None = msgspec.field(default=None, name="pictures")  # if it takes some of ``media``
     blind: str = ""  # why it takes none although it was made for them, for people
     speech: SpeechFacts | None = None  # of a model that turns speech into text, and does nothing else
     media: tuple[str, ...] = ()  # the kinds that it takes beside text: image, audio

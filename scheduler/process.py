@@ -270,7 +270,7 @@ def main(config: EngineConfig) -> int:
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
     commands = SessionCommands(
-        engine.scheduler.store, facts.fingerprint, engine.drafter, engine.pictures, engine.adapters
+        engine.scheduler.store, facts.fingerprint, engine.drafter, engine.media_store, engine.adapters
     )
     ServingLoop(engine, commands, channel).run()
     channel.close()

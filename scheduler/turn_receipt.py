@@ -30,7 +30,7 @@ class Receipt(msgspec.Struct, frozen=True):
     timeline of this tenant has at position ``matched``, if the prompt has another one there. ``admitted``: the time of
     admission by ``time.monotonic``, which all processes of a machine share. ``idle``: how long the conversation had
     paused when this turn came, in seconds, and ``after`` what; None if it goes on from no turn that the engine knows.
-    Of the ``pictures`` in the prompt ``encoded`` had to be run through the encoder for this turn.
+    Of the ``media`` in the prompt ``encoded`` had to be run through the encoder for this turn.
     """
 
     prompt: int
@@ -43,7 +43,7 @@ class Receipt(msgspec.Struct, frozen=True):
     admitted: float | None = None
     after: StopKind | None = None
     idle: float | None = None
-    pictures: int = 0
+    media: int = 0
     encoded: int = 0
 
     def count_reused(self, tier: Tier) -> int:

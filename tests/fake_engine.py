@@ -18,7 +18,7 @@ from cache.media_ids import media_ids
 from cache.tier import Tier, TierHolding
 from scheduler.adapter_messages import AdapterLoaded
 from scheduler.core.thinking import ThinkingState
-from scheduler.model_facts import AdapterFacts, ModelFacts, PictureMarks, PoolingFacts
+from scheduler.model_facts import AdapterFacts, MediaMarks, ModelFacts, PoolingFacts
 from scheduler.pooling_messages import Pooled, PoolInput
 from scheduler.protocol import (
     Delta,
@@ -63,7 +63,7 @@ FACTS = ModelFacts(
 
 
 PICTURE_ROWS = 5
-SEEING = structs.replace(FACTS, media=("image",), pictures=PictureMarks("<image>", 0, "scripted", "f" * 32))
+SEEING = structs.replace(FACTS, media=("image",), media_marks=MediaMarks("<image>", 0, "scripted", "f" * 32))
 
 LISTENING = structs.replace(
     FACTS, mode="speech to text", task="transcribe", speech=SpeechFacts(16_000, 2.0, ("de", "en"), True, True, True, 8)

@@ -81,7 +81,7 @@ class SeeingKit:
         store = self.engine.scheduler.store
         if store.archive is not None:
             store.archive.restore_rates = Eager()
-        self.commands = SessionCommands(store, self.facts.fingerprint, None, self.engine.pictures)
+        self.commands = SessionCommands(store, self.facts.fingerprint, None, self.engine.media_store)
         self.outcomes: dict[str, Outcome] = {}
         self._sent = 0
 
@@ -94,7 +94,7 @@ class SeeingKit:
 
     def ids(self, parts: Sequence[Part], tenant: str = "a") -> list[int]:
         """The timeline of text and pictures."""
-        assert self.facts.pictures is not None
+        assert self.facts.media_marks is not None
         made: list[int] = []
         for part in parts:
             if isinstance(part, str):
@@ -105,9 +105,9 @@ class SeeingKit:
                 continue
             (medium,) = self.expand(part, tenant=tenant).media
             rows = iter(array("i", medium.ids))
-            shown = SHOWN[self.name].replace(self.facts.pictures.mark, medium.text)
+            shown = SHOWN[self.name].replace(self.facts.media_marks.mark, medium.text)
             text = tokenizer_of(self.name).encode(shown, add_special_tokens=False)
-            made += [next(rows) if token == self.facts.pictures.placeholder else token for token in text]
+            made += [next(rows) if token == self.facts.media_marks.placeholder else token for token in text]
         return made
 
     def send(
@@ -167,6 +167,28 @@ class SeeingKit:
         self.run()
         return ids, self.outcomes[turn]
 
+    def check_chat(self, first: list[Part], *further: list[Part]) -> None:
+        """A chat with media, beside one without: both say what the model says, each turn reuses the whole one before,
+        and each medium is encoded once.
+        """
+        parts, beside = first, ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
+        before = 0
+        for new in (first, *further):
+            if new is not first:
+                parts, beside = [*parts, "<|im_end|>\n", *new], [*beside, "<|im_end|>\nmore"]
+            ids, others = self.ids(parts), self.ids(beside)
+            turn, other = self.send(ids, parts, "s"), self.send(others, beside, "t")
+            self.run()
+            said, told = self.outcomes[turn], self.outcomes[other]
+            self.check(ids, parts, said)
+            self.check(others, beside, told)
+            assert said.receipt is not None
+            assert said.receipt.media == self.encoded == sum(isinstance(part, bytes) for part in parts)
+            assert said.receipt.encoded == sum(isinstance(part, bytes) for part in new)
+            assert said.receipt.cached >= before
+            before = len(ids) + len(said.tokens) - 1
+            parts, beside = [*parts, said.tokens], [*beside, told.tokens]
+
     def leave(self) -> None:
         """End as the engine process does."""
         archive = self.engine.scheduler.store.archive
@@ -178,8 +200,8 @@ class SeeingKit:
     @property
     def encoded(self) -> int:
         """Encoder passes."""
-        assert self.engine.pictures is not None
-        return self.engine.pictures.encoded
+        assert self.engine.media_store is not None
+        return self.engine.media_store.encoded
 
     def check(self, ids: list[int], parts: Sequence[Part], outcome: Outcome) -> float:
         """Assert that a turn has said what the oracle says, with all pictures; returns the largest difference of a

@@ -8,6 +8,7 @@ step in flight, which the cache and the attention function share.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,10 @@ class PackedStep:
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
         self.near_write_index = numbers[-1]  # [T]
+
+    def called_with(self, rows: slice | Sequence[int]) -> AbstractContextManager[None]:
+        """Within it modules are called with these rows of the step alone, which their adapters have to know."""
+        return nullcontext() if self.adapted is None else self.adapted.only(rows)
 
     def write_positions(self, layer: int) -> torch.Tensor:
         """Slot * page_size + offset of the step's tokens in the pools of the layer with this number, ``[T]`` int64."""

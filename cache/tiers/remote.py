@@ -22,6 +22,7 @@ from fsspec.core import split_protocol, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import get_filesystem_class
 
+from cache.durable_files import sync_path
 from cache.tier import Tier
 from cache.tiers.circuit_breaker import REST, CircuitBreaker
 
@@ -118,11 +119,11 @@ class RemoteTier:
             self._run(lambda fs: fs.get_file(source, str(temporary)), size)
             if temporary.stat().st_size != size:
                 raise OSError("the remote tier sent a file of another size")
-            _sync(temporary)
+            sync_path(temporary)
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_path(path.parent)
         self._touched[folder] = time.time()
 
     def touch(self, folders: Iterable[str]) -> None:
@@ -332,12 +333,3 @@ def _rmdir(fs: Any, place: str) -> None:
     """Remove an empty folder; one that is not empty stays."""
     with suppress(OSError):
         fs.rmdir(place)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,13 +42,9 @@ class AdaptedRows:
         """Within it modules are called with all rows of the step."""
         return self._called_with(self._step)
 
-    def only(self, rows: Any) -> AbstractContextManager[None]:
-        """Within it modules are called with these rows of the step: a slice, or their numbers."""
+    def only(self, rows: slice | Sequence[int]) -> AbstractContextManager[None]:
+        """Within it modules are called with these rows of the step, of which one may come again."""
         return self._called_with(np.ascontiguousarray(self._step[rows]))
-
-    def repeated(self, row: int, count: int) -> AbstractContextManager[None]:
-        """Within it modules are called with ``count`` rows that have the adapter of this row."""
-        return self._called_with(np.full(count, self._step[row], np.int64))
 
     def groups(self, rows: int, is_head: bool) -> list[AdapterGroup]:
         """The adapters of a call with so many rows, each with the numbers of its rows, ``[n]`` int64; none while no

@@ -33,7 +33,7 @@ from scheduler.core.step_rows import StepRows
 from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import Vocabulary
 from scheduler.core.turn import Turn
-from scheduler.media.pictures import Picture, PictureStore
+from scheduler.media.media_store import MediaStore, Medium
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import (
@@ -71,14 +71,14 @@ class EngineCore:
         limits: Limits,
         grammars: Grammars,
         speculator: Speculator | None = None,
-        pictures: PictureStore | None = None,
+        media_store: MediaStore | None = None,
     ) -> None:
-        """``speculator``: None if no tokens are drafted. ``pictures``: None if the model takes none."""
-        self.pictures, self.adapters = pictures, runner.adapters
+        """``speculator``: None if no tokens are drafted. ``media_store``: None if the model takes none."""
+        self.media_store, self.adapters = media_store, runner.adapters
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
-        self._input_processor = InputProcessor(vocabulary, limits, pictures, runner.adapters)
+        self._input_processor = InputProcessor(vocabulary, limits, media_store, runner.adapters)
         self._stop_checker = StopChecker(vocabulary, eos_token_ids, limits.context)
         self._sampler = Sampler(eos_token_ids)
         self._compiling = GrammarQueue(grammars)
@@ -261,7 +261,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges and counters."""
-        return read_stats(self._counters, self.scheduler, self._speculator, self.pictures)
+        return read_stats(self._counters, self.scheduler, self._speculator, self.media_store)
 
     def check_integrity(self) -> None:
         """Assert every invariant that can be checked between steps."""
@@ -278,23 +278,23 @@ class EngineCore:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _encode_next(self) -> None:
-        """Run the encoder on one picture that a running turn waits for: no step waits for more. A turn whose picture
+        """Run the encoder on one medium that a running turn waits for: no step waits for more. A turn whose medium
         fails is ended.
         """
-        for turn in self.scheduler.next_fed if self.pictures is not None else ():
+        for turn in self.scheduler.next_fed if self.media_store is not None else ():
             if turn.media is None or turn.session is None:
                 continue
             missing = turn.media.first_missing(turn.session.length)
-            if missing is None or self.pictures is None:
+            if missing is None or self.media_store is None:
                 continue
-            assert isinstance(missing.medium, Picture)
+            assert isinstance(missing.medium, Medium)
             try:
-                self.pictures.encode(missing.medium)
+                self.media_store.encode(missing.medium)
             except Exception as error:  # out of memory, or a bug in a model
-                log.error("a picture could not be encoded", exc_info=error)
+                log.error("a picture or sound could not be encoded", exc_info=error)
                 if isinstance(error, torch.AcceleratorError):
                     raise
-                self._fail(turn, "the model failed on a picture of this request")
+                self._fail(turn, "the model failed on a picture or sound of this request")
             return
 
     def _draft(self, plan: list[tuple[Turn, int]]) -> dict[Turn, Draft]:

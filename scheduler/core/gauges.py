@@ -10,7 +10,7 @@ from cache.inventory import tier_stats
 from cache.tiers.archive import Archive
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.speculator import Speculator
-from scheduler.media.pictures import PictureStore
+from scheduler.media.media_store import MediaStore
 from scheduler.protocol import DraftSource, Stats
 
 
@@ -25,7 +25,7 @@ class StepCounters:
 
 
 def read_stats(
-    counters: StepCounters, scheduler: Scheduler, speculator: Speculator | None, pictures: PictureStore | None
+    counters: StepCounters, scheduler: Scheduler, speculator: Speculator | None, media_store: MediaStore | None
 ) -> Stats:
     """All gauges, as of now, and all counters."""
     retention = scheduler.store.retention
@@ -46,8 +46,8 @@ def read_stats(
         warmed=retention.warmed,
         drafted=_by_name(speculator.drafted) if speculator is not None else {},
         accepted=_by_name(speculator.accepted) if speculator is not None else {},
-        pictures_encoded=pictures.encoded if pictures is not None else 0,
-        encoder_seconds=pictures.seconds if pictures is not None else 0.0,
+        media_encoded=media_store.encoded if media_store is not None else 0,
+        encoder_seconds=media_store.seconds if media_store is not None else 0.0,
         **disk_gauges(scheduler.store.archive),
     )
 

@@ -14,7 +14,7 @@ from scheduler.core.limits import Limits
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.thinking import ThinkingState
 from scheduler.core.turn import Turn
-from scheduler.media.pictures import PictureStore, UnknownMedium
+from scheduler.media.media_store import MediaStore, UnknownMedium
 from scheduler.protocol import Refused, Submit, unpack_ids
 
 log = logging.getLogger("warmturn.engine")
@@ -27,13 +27,13 @@ class InputProcessor:
         self,
         vocabulary: Vocabulary,
         limits: Limits,
-        pictures: PictureStore | None,
+        media_store: MediaStore | None,
         adapters: AdapterSet | None = None,
     ) -> None:
-        """``pictures``: None if the model takes none. ``adapters``: None if turns may name none."""
+        """``media_store``: None if the model takes none. ``adapters``: None if turns may name none."""
         self._vocabulary = vocabulary
         self._limits = limits
-        self._pictures = pictures
+        self._media_store = media_store
         self._adapters = adapters
 
     def make_turn(self, request: Submit) -> Turn | Refused:
@@ -47,9 +47,9 @@ class InputProcessor:
         if request.adapter and (self._adapters is None or self._adapters.find(request.adapter) is None):
             return Refused(request.turn, "model_not_found", "This adapter is not loaded any more.")
         if request.adapter and count_media(ids[:MARKED]):
-            return Refused(request.turn, "invalid_prompt", "With an adapter no prompt begins with a picture.")
+            return Refused(request.turn, "invalid_prompt", "With an adapter no prompt begins with a picture or sound.")
         if max(ids) >= MEDIA:
-            media = self._place_pictures(request, ids)
+            media = self._place_media(request, ids)
             return media if isinstance(media, Refused) else self._turn(request, ids, media)
         return self._turn(request, ids)
 
@@ -62,15 +62,15 @@ class InputProcessor:
             turn.thinking = ThinkingState(request.thinking, spell)
         return turn
 
-    def _place_pictures(self, request: Submit, ids: array[int]) -> TimelineMedia | Refused:
-        """Where the pictures of a prompt with media ids stand."""
-        assert self._pictures is not None
+    def _place_media(self, request: Submit, ids: array[int]) -> TimelineMedia | Refused:
+        """Where the media of a prompt with media ids stand."""
+        assert self._media_store is not None
         try:
-            return self._pictures.place(request.tenant, ids, request.media)
+            return self._media_store.place(request.tenant, ids, request.media)
         except UnknownMedium:
             return Refused(
                 request.turn, "unknown_media", "A picture or sound of the prompt is not in memory; try again."
             )
         except Exception as error:  # whatever the model's own code for positions raises
-            log.error("the positions of a prompt with pictures could not be computed", exc_info=error)
+            log.error("the positions of a prompt with pictures or sounds could not be computed", exc_info=error)
             return Refused(request.turn, "invalid_prompt", "The model cannot take pictures or sounds in these places.")

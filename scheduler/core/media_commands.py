@@ -1,26 +1,26 @@
-"""``MediaCommands``: answers the server's questions by what ids a picture is fed, off the engine's loop."""
+"""``MediaCommands``: answers the server's questions by what ids a picture or sound is fed, off the engine's loop."""
 
 from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from scheduler.media.pictures import Picture, PictureStore
+from scheduler.media.media_store import MediaStore, Medium
 from scheduler.protocol import Expand, Expanded, ExpandedMedium, MediaItem
 
 log = logging.getLogger("warmturn.engine")
 
-NO_PICTURES = "This model does not take pictures or sounds."
+NO_MEDIA = "This model does not take pictures or sounds."
 
 
 class MediaCommands:
-    """Processes pictures on a thread of its own. Call ``take`` after each step."""
+    """Processes media on a thread of its own. Call ``take`` after each step."""
 
-    def __init__(self, pictures: PictureStore | None) -> None:
-        """``pictures``: None if the model takes none."""
-        self._pictures = pictures
+    def __init__(self, media_store: MediaStore | None) -> None:
+        """``media_store``: None if the model takes none."""
+        self._media_store = media_store
         self._thread = ThreadPoolExecutor(1, "media")
-        self._open: list[tuple[Expand, dict[str, Future[Picture]]]] = []
+        self._open: list[tuple[Expand, dict[str, Future[Medium]]]] = []
 
     @property
     def busy(self) -> bool:
@@ -28,11 +28,12 @@ class MediaCommands:
         return bool(self._open)
 
     def expand(self, request: Expand) -> None:
-        """Process the pictures that are not known and that came with their bytes."""
-        started: dict[str, Future[Picture]] = {}
-        for item in request.media if self._pictures is not None else ():
-            if self._pictures is not None and item.data and self._pictures.find(request.tenant, item.digest) is None:
-                started[item.digest] = self._thread.submit(self._pictures.make, item.digest, item.data)
+        """Process the media that are not known and that came with their bytes."""
+        started: dict[str, Future[Medium]] = {}
+        store = self._media_store
+        for item in request.media if store is not None else ():
+            if store is not None and item.data and store.find(request.tenant, item.digest) is None:
+                started[item.digest] = self._thread.submit(store.make, item.digest, item.data)
         self._open.append((request, started))
 
     def take(self) -> list[Expanded]:
@@ -41,26 +42,26 @@ class MediaCommands:
         self._open = [one for one in self._open if one not in ready]
         return [self._answer(request, started) for request, started in ready]
 
-    def _answer(self, request: Expand, started: dict[str, Future[Picture]]) -> Expanded:
-        if self._pictures is None:
-            return Expanded(request.request, tuple(refuse(item, NO_PICTURES) for item in request.media))
+    def _answer(self, request: Expand, started: dict[str, Future[Medium]]) -> Expanded:
+        if self._media_store is None:
+            return Expanded(request.request, tuple(refuse(item, NO_MEDIA) for item in request.media))
         made, unknown = [], []
         for item in request.media:
-            picture = self._pictures.find(request.tenant, item.digest)
-            if picture is None and item.digest in started:
+            medium = self._media_store.find(request.tenant, item.digest)
+            if medium is None and item.digest in started:
                 try:
-                    picture = self._pictures.add(request.tenant, item.digest, started[item.digest].result())
+                    medium = self._media_store.add(request.tenant, item.digest, started[item.digest].result())
                 except ValueError as error:
                     made.append(refuse(item, f"{str(error)[:1].upper()}{str(error)[1:]}."))
                     continue
                 except Exception:  # whatever a processor raises
-                    log.exception("a picture could not be processed")
+                    log.exception("a picture or sound could not be processed")
                     made.append(refuse(item, "It cannot be processed."))
                     continue
-            if picture is None:
+            if medium is None:
                 unknown.append(item.digest)
             else:
-                made.append(ExpandedMedium(item.digest, picture.text, picture.ids.tobytes()))
+                made.append(ExpandedMedium(item.digest, medium.text, medium.ids.tobytes()))
         return Expanded(request.request, tuple(made), tuple(unknown))
 
     def close(self) -> None:
@@ -69,5 +70,5 @@ class MediaCommands:
 
 
 def refuse(item: MediaItem, reason: str) -> ExpandedMedium:
-    """The answer for a picture that cannot be used."""
+    """The answer for a medium that cannot be used."""
     return ExpandedMedium(item.digest, "", b"", reason)

@@ -330,7 +330,7 @@ class Scheduler:
             admitted=time.monotonic(),
             after=None if pause is None else pause[0].kind,
             idle=None if pause is None else pause[1],
-            pictures=len(turn.media.media) if turn.media is not None else 0,
+            media=len(turn.media.media) if turn.media is not None else 0,
             encoded=len(turn.media.all_missing(acquired.reused)) if turn.media is not None else 0,
         )
 

@@ -11,7 +11,7 @@ from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.core.adapter_commands import AdapterCommands
 from scheduler.core.media_commands import MediaCommands
 from scheduler.core.model_drafter import ModelDrafter
-from scheduler.media.pictures import PictureStore
+from scheduler.media.media_store import MediaStore
 from scheduler.protocol import (
     Export,
     Exported,
@@ -35,14 +35,14 @@ class SessionCommands:
         store: SessionStore,
         fingerprint: str,
         drafter: ModelDrafter | None = None,
-        pictures: PictureStore | None = None,
+        media_store: MediaStore | None = None,
         adapters: AdapterSet | None = None,
     ) -> None:
-        """``drafter``: of the draft model, which has a cache of its own for each session. ``pictures``: None if the
+        """``drafter``: of the draft model, which has a cache of its own for each session. ``media_store``: None if the
         model takes none. ``adapters``: None if turns may name none.
         """
         self.adapters = AdapterCommands(adapters)
-        self.media = MediaCommands(pictures)
+        self.media = MediaCommands(media_store)
         self._store = store
         self.drafter = drafter
         self._fingerprint = fingerprint

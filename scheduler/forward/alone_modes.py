@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ class AloneMode(Mode):
             inputs[self.trace.argument] = cache
         for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
             setattr(module, name, value)
-        with nullcontext() if step.adapted is None else step.adapted.only(rows):
+        with step.called_with(rows):
             out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
         cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
         span.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
@@ -92,6 +91,6 @@ class RecomputeMode(Mode):
         parts = []
         for span in step.spans:
             ids = torch.tensor([list(span.session.plain(0, span.stop))], device=self.model.device)
-            with nullcontext() if step.adapted is None else step.adapted.repeated(span.row, span.stop):
+            with step.called_with([span.row] * span.stop):
                 parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -span.size :])
         return torch.cat(parts)[keep]

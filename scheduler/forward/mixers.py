@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -123,8 +123,7 @@ class MixerSplit:
         return _join(parts)
 
     def _call(self, inputs: dict[str, Any], cache: Any, step: PackedStep, rows: Any) -> Any:
-        adapted = nullcontext() if step.adapted is None else step.adapted.only(rows)
-        with adapted, self._flight.over(None):  # a module inside this one must not be split again
+        with step.called_with(rows), self._flight.over(None):  # a module inside this one must not be split again
             return self._forward(**{**inputs, self._argument: cache})
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from server.durable_files import sync_path
+from cache.durable_files import sync_path
 
 MOST_LINES = 50_000
 LONGEST_LINE = 16 * 2**20  # bytes

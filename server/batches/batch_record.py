@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from cache.durable_files import replace_file
 from server.batches.tenant_files import own_folder
 from server.config.usage_error import UsageError
-from server.durable_files import replace_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Ending = Literal["completed", "expired", "cancelled", "failed"]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cache.durable_files import sync_path
 from server.batches.batch_lines import (
     MOST_LINES,
     BadLine,
@@ -30,7 +31,6 @@ from server.batches.batch_lines import (
 from server.batches.batch_record import BatchFault, BatchRecord, BatchRecords, Ending, Status
 from server.batches.inner_request import InnerAnswer
 from server.batches.tenant_files import StoredFile, TenantFiles
-from server.durable_files import sync_path
 from server.middleware.auth import KeyAccess
 
 logger = logging.getLogger("warmturn.batches")

@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from cache.durable_files import replace_file
 from server.config.usage_error import UsageError
-from server.durable_files import replace_file
 
 Purpose = Literal["batch", "batch_output"]
 

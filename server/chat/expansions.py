@@ -1,5 +1,5 @@
-"""What stands for pictures in a prompt. The model's processor, which the engine runs, says by what text the mark of a
-picture is replaced, and which media ids stand in place of the placeholders that this text has as tokens.
+"""What stands for media in a prompt. The model's processor, which the engine runs, says by what text the mark of one
+is replaced, and which media ids stand in place of the placeholders that this text has as tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from cache.media_ids import is_first
-from scheduler.model_facts import ModelFacts, PictureMarks
+from scheduler.model_facts import MediaMarks, ModelFacts
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
 
@@ -36,19 +36,19 @@ _expander: ContextVar[Expander | None] = ContextVar("expander", default=None)
 
 
 def expand_with(expander: Expander) -> None:
-    """Prompts that are built from here on in this context ask ``expander`` for their pictures."""
+    """Prompts that are built from here on in this context ask ``expander`` for their media."""
     _expander.set(expander)
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The pictures of a conversation. ``marks``: how prompts of this model name them; None if there are none."""
+class PromptMedia:
+    """The media of a conversation. ``marks``: how prompts of this model name them; None if there are none."""
 
-    marks: PictureMarks | None = None
+    marks: MediaMarks | None = None
     expansions: Mapping[str, Expansion] | None = None
 
     def encode(self, tokens: Encoder, text: str, messages: Iterable[LoggedMessage]) -> list[int]:
-        """The token ids of a rendered text, with media ids in place of the placeholders of the pictures of
+        """The token ids of a rendered text, with media ids in place of the placeholders of the media of
         ``messages``, which are in it. Raises a 400 if the template does not show all of them, or if a text has the
         model's own marks.
         """
@@ -68,7 +68,7 @@ class Pictures:
         return [next(numbers) if token == self.marks.placeholder else token for token in ids]
 
     def know(self, ids: Iterable[int]) -> bool:
-        """Whether all media ids are of these pictures, as they are processed now."""
+        """Whether all media ids are of these media, as they are processed now."""
         known = {one.ids[0] for one in (self.expansions or {}).values()}
         return all(token in known for token in ids if is_first(token))
 
@@ -77,25 +77,25 @@ class Pictures:
         return self.expansions[digest]
 
 
-NO_PICTURES = Pictures()
+NO_MEDIA = PromptMedia()
 NAMES = {"image": "pictures", "audio": "sounds"}
 
 
-def pictures_of(facts: ModelFacts, messages: Sequence[LoggedMessage]) -> Pictures:
-    """The pictures of a conversation. Blocking. Raises a 400 if the model takes none, if one cannot be used, or if a
+def media_of(facts: ModelFacts, messages: Sequence[LoggedMessage]) -> PromptMedia:
+    """The media of a conversation. Blocking. Raises a 400 if the model takes none, if one cannot be used, or if a
     text has the model's own marks.
     """
     digests = digests_of(messages)
     if not digests:
-        return NO_PICTURES
-    expander, marks = _expander.get(), facts.pictures
+        return NO_MEDIA
+    expander, marks = _expander.get(), facts.media_marks
     kinds = {one.kind for message in messages for one in message.media}
     if marks is None or expander is None or not kinds.issubset(facts.media):
         lacking = " and ".join(NAMES[kind] for kind in sorted(kinds - {*facts.media} or kinds))
         raise bad_request(f"This model does not take {lacking}.", "messages", "unsupported_value")
     if any(marks.mark in message.content for message in messages):
         raise _as_error()
-    return Pictures(marks, expander(digests))
+    return PromptMedia(marks, expander(digests))
 
 
 def digests_of(messages: Iterable[LoggedMessage]) -> list[str]:

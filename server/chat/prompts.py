@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.model_facts import ModelFacts
 from server.chat.billing_line import fold_billing_lines, has_billing_line
-from server.chat.expansions import digests_of, pictures_of
+from server.chat.expansions import digests_of, media_of
 from server.chat.late_tools import callable_tools, placed_tools
 from server.chat.rendering import (
     NO_CHANGE,
@@ -142,22 +142,22 @@ def prompt_ids(
     """The ids of all messages of a session; they begin with those of ``record`` where these are still valid.
     Raises a 400.
     """
-    pictures = pictures_of(facts, whole)
+    media = media_of(facts, whole)
     try:
         forgets = change.forget and any(message.reasoning_content for message in whole)
-        known = record.fingerprint == tokens.fingerprint(facts.vocab_size) and pictures.know(record.tokens)
+        known = record.fingerprint == tokens.fingerprint(facts.vocab_size) and media.know(record.tokens)
         if forgets or not known:
             # Logged under another tokenizer or processor, or with what is to be left out: its ids mean nothing here,
             # its words do.
             shown = drop_reasoning(whole) if change.forget else whole
-            return full_ids(tokens, shown, rendering, goes_on=change.goes_on, pictures=pictures)
+            return full_ids(tokens, shown, rendering, goes_on=change.goes_on, media=media)
         rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
         if not unrendered and rendering == before:
             return record.tokens
         if not unrendered:
-            return full_ids(tokens, whole, rendering, pictures=pictures)
+            return full_ids(tokens, whole, rendering, media=media)
         if TOOLS_IN_PLACE not in tokens.rules and any(m.added_tools or m.removed_tools for m in unrendered):
-            return full_ids(tokens, whole, rendering, goes_on=change.goes_on, pictures=pictures)
+            return full_ids(tokens, whole, rendering, goes_on=change.goes_on, media=media)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
             tokens,
@@ -168,7 +168,7 @@ def prompt_ids(
             rendering,
             before=before,
             goes_on=change.goes_on,
-            pictures=pictures,
+            media=media,
         )
     except NoContinuation:
         message = "This model's chat template leaves nothing to go on with."

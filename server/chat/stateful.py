@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from server.chat.dialect import Dialect
-from server.chat.expansions import NO_PICTURES, Pictures
+from server.chat.expansions import NO_MEDIA, PromptMedia
 from server.chat.rendering import PLAIN, Rendering
 from server.log.logged_message import LoggedMessage
 
@@ -38,13 +38,13 @@ def full_ids(
     rendering: Rendering = PLAIN,
     *,
     goes_on: bool = False,
-    pictures: Pictures = NO_PICTURES,
+    media: PromptMedia = NO_MEDIA,
 ) -> list[int]:
     """The whole conversation, rendered and tokenised, up to where the next reply starts; with ``goes_on`` up to the end
-    of the last message, which is the beginning of that reply. Raises NoContinuation, and a 400 for what ``pictures``
+    of the last message, which is the beginning of that reply. Raises NoContinuation, and a 400 for what ``media``
     refuses.
     """
-    return pictures.encode(renderer, text_to_reply(renderer, messages, rendering, goes_on), messages)
+    return media.encode(renderer, text_to_reply(renderer, messages, rendering, goes_on), messages)
 
 
 def continued_ids(
@@ -57,7 +57,7 @@ def continued_ids(
     *,
     before: Rendering = PLAIN,
     goes_on: bool = False,
-    pictures: Pictures = NO_PICTURES,
+    media: PromptMedia = NO_MEDIA,
 ) -> list[int]:
     """``logged_ids`` (rendered with ``before``) followed by the ids of ``new``, up to where the next reply starts, or
     with ``goes_on`` as in ``full_ids``. ``turn_ends`` are the ids that end a reply: if the log ends with one that the
@@ -65,13 +65,13 @@ def continued_ids(
 
     The whole conversation is rendered, as for a stateless request, if the template hides or rewrites the last reply, or
     if the rendering changes in a way that changes earlier text. Raises NoContinuation, and a 400 for what
-    ``pictures`` refuses.
+    ``media`` refuses.
     """
     tail = text_after_reply(renderer, logged, new, rendering, before=before, goes_on=goes_on)
     if tail is None:
-        return full_ids(renderer, [*logged, *new], rendering, goes_on=goes_on, pictures=pictures)
+        return full_ids(renderer, [*logged, *new], rendering, goes_on=goes_on, media=media)
     # Stripped as an id, not as text: what stands behind a special token can tokenise differently without it.
-    ids = pictures.encode(renderer, tail, new)
+    ids = media.encode(renderer, tail, new)
     if ids and logged_ids and ids[0] == logged_ids[-1] and ids[0] in turn_ends:
         ids = ids[1:]
     return [*logged_ids, *ids]

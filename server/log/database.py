@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeVar
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from cache.durable_files import sync_path
 from scheduler.extras import install_command
-from server.durable_files import sync_path
 
 logger = logging.getLogger("warmturn.sessions")
 

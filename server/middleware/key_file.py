@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from server.durable_files import replace_file
+from cache.durable_files import replace_file
 
 logger = logging.getLogger("warmturn.http")
 

@@ -50,7 +50,7 @@ COUNTERS = {
     "preemptions": ("preemptions", "Turns preempted because pages ran out"),
     "disk_saves": ("session_saves", "KV files written; each has the new tokens of one session"),
     "warmed": ("prefetches", "Announced sessions whose KV was brought to the device"),
-    "pictures_encoded": ("pictures_encoded", "Pictures and sounds of chats that the encoder was run on"),
+    "media_encoded": ("pictures_encoded", "Pictures and sounds of chats that the encoder was run on"),
     "windows": ("windows_heard", "Windows of speech that were written down"),
     "encoder_seconds": ("encoder_seconds", "Time that these pictures, sounds and windows took"),
     "pooled": ("pooled_inputs", "Texts that were embedded, and pairs of texts that were scored"),

@@ -65,7 +65,7 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Dec
         new=max(0, len(prompt.ids) - engine.cached - recomputed),
         load_ms=to_milliseconds(engine.load_seconds),
         miss=miss_of(prompt, engine, past, decode),
-        pictures=objects.PictureCounts(engine.encoded, engine.pictures - engine.encoded) if engine.pictures else UNSET,
+        pictures=objects.PictureCounts(engine.encoded, engine.media - engine.encoded) if engine.media else UNSET,
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from scheduler.model_facts import ModelFacts
-from server.chat.expansions import pictures_of
+from server.chat.expansions import media_of
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
@@ -167,4 +167,4 @@ def chat_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) ->
     if body.add_generation_prompt or chat.goes_on:
         return prompt.ids
     text = tokens.render(prompt.messages, generation_prompt=False, rendering=prompt.rendering)
-    return pictures_of(facts, prompt.messages).encode(tokens, text, prompt.messages)
+    return media_of(facts, prompt.messages).encode(tokens, text, prompt.messages)

@@ -129,7 +129,7 @@ def open_capsule(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[Cap
         ids = log.tokens
     except InvalidLog:
         raise doubtful("has no valid log") from None
-    texts = (token for token in ids if token < MEDIA or facts.pictures is None)
+    texts = (token for token in ids if token < MEDIA or facts.media_marks is None)
     if log.fingerprint == fingerprint and max(texts, default=0) >= facts.vocab_size:
         raise doubtful("has a token id that its model does not have")
     return told, log

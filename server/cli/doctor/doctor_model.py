@@ -91,8 +91,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
         yield heads(measured.facts.mtp_layers, measured.facts.mtp_idle)
     if measured.facts.media:
         yield media(measured.facts.media)
-    if measured.facts.pictures is not None or measured.facts.blind:
-        yield check_pictures(measured.facts)
+    if measured.facts.media_marks is not None or measured.facts.blind:
+        yield check_media_marks(measured.facts)
     yield room(config, measured, measured.facts)
     yield from words(config)
 
@@ -203,11 +203,11 @@ def heads(layers: int, idle: str) -> Finding:
     return ok("drafting", told, mtp_layers=layers, used=not idle)
 
 
-def check_pictures(facts: ModelFacts) -> Finding:
+def check_media_marks(facts: ModelFacts) -> Finding:
     """Whether it takes pictures or sounds, and how they enter."""
-    if facts.pictures is not None:
+    if facts.media_marks is not None:
         nouns = "sounds" if "audio" in facts.media else "pictures"
-        return ok("pictures", f"it takes {nouns}, which enter {facts.pictures.way}", way=facts.pictures.way)
+        return ok("pictures", f"it takes {nouns}, which enter {facts.media_marks.way}", way=facts.media_marks.way)
     advice = "it is served for text only; pictures and sounds in requests are refused"
     told = f"it was made for pictures or sounds and takes none: {facts.blind}"
     return warning("pictures", told, advice, blind=facts.blind)

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sql
 from msgspec import structs
 
-from server.durable_files import sync_path
+from cache.durable_files import sync_path
 from server.log.database import Database, Durability, LogDamaged, LogUnavailable
 from server.log.logged_message import LoggedMessage
 from server.log.media_rows import hold_media

@@ -27,28 +27,7 @@ def test_a_chat_with_sounds_beside_one_without_says_what_the_model_says(name: st
     """Three turns, the third with a second sound, in steps of few tokens; each sound is encoded once."""
     kit = SeeingKit(name, step_tokens=19)
     assert kit.facts.media == ("audio",)
-    parts: list[Part] = turn_one()
-    beside: list[Part] = ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
-    questions: list[list[Part]] = [["And?"], ["Now ", HORN, " too"]]
-    before = 0
-    for number in range(3):
-        ids, others = kit.ids(parts), kit.ids(beside)
-        turn = kit.send(ids, parts, "s", count=4)
-        other = kit.send(others, beside, "t", count=4)
-        kit.run()
-        said, told = kit.outcomes[turn], kit.outcomes[other]
-        kit.check(ids, parts, said)
-        kit.check(others, beside, told)
-        assert said.receipt is not None
-        assert said.receipt.pictures == 1 + (number == 2)
-        assert said.receipt.encoded == (number != 1)
-        assert kit.encoded == 1 + (number == 2)
-        if number:
-            assert said.receipt.cached >= before, "the whole turn before is reused"
-        before = len(ids) + len(said.tokens) - 1
-        if number < 2:
-            parts = [*parts, said.tokens, "<|im_end|>\n", *questions[number]]
-            beside = [*beside, told.tokens, "<|im_end|>\nmore"]
+    kit.check_chat(turn_one(), ["And?"], ["Now ", HORN, " too"])
     kit.leave()
 
 

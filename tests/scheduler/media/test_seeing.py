@@ -27,29 +27,7 @@ def turn_one(first: bytes = CAT) -> list[Part]:
 @pytest.mark.parametrize("name", SEEING)
 def test_a_chat_with_pictures_beside_one_without_says_what_the_model_says(name: str) -> None:
     kit = SeeingKit(name)
-    parts = turn_one()
-    beside: list[Part] = ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
-    questions: list[list[Part]] = [["And?"], ["Now ", DOG, " too"], ["Why so?"]]
-    seen = before = 0
-    for number in range(4):
-        ids, others = kit.ids(parts), kit.ids(beside)
-        turn = kit.send(ids, parts, "s")
-        other = kit.send(others, beside, "t")
-        kit.run()
-        said, told = kit.outcomes[turn], kit.outcomes[other]
-        kit.check(ids, parts, said)
-        kit.check(others, beside, told)
-        assert said.receipt is not None
-        assert said.receipt.pictures == 1 + (number >= 2)
-        seen += number in (0, 2)
-        assert kit.encoded == seen
-        assert said.receipt.encoded == (number in (0, 2))
-        if number:
-            assert said.receipt.cached >= before, "the whole turn before is reused"
-        before = len(ids) + len(said.tokens) - 1
-        if number < 3:
-            parts = [*parts, said.tokens, "<|im_end|>\n", *questions[number]]
-            beside = [*beside, told.tokens, "<|im_end|>\nmore"]
+    kit.check_chat(turn_one(), ["And?"], ["Now ", DOG, " too"], ["Why so?"])
     kit.leave()
 
 

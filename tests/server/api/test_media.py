@@ -14,7 +14,7 @@ from msgspec import structs
 from speech_kit import sound_file
 
 from cache.media_ids import MEDIA, is_first
-from scheduler.model_facts import PictureMarks
+from scheduler.model_facts import MediaMarks
 from scheduler.protocol import unpack_ids
 from server.media.media import Media
 
@@ -29,7 +29,7 @@ CALLS = {
 }
 
 
-HEARD = PictureMarks("<audio>", 0, "scripted", "f" * 32)
+HEARD = MediaMarks("<audio>", 0, "scripted", "f" * 32)
 
 
 def seeing(*kinds: str, **parts: Any) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
@@ -40,7 +40,7 @@ def seeing(*kinds: str, **parts: Any) -> Callable[[Callable[Concatenate[Site, P]
             assert site.engine.facts is not None
             site.engine.facts = structs.replace(SEEING, media=kinds or ("image",))
             if "audio" in kinds:
-                site.engine.facts = structs.replace(site.engine.facts, pictures=HEARD)
+                site.engine.facts = structs.replace(site.engine.facts, media_marks=HEARD)
             await test(site, *args, **kwargs)
             await site.app.state.media_reader.close()
 
@@ -55,8 +55,8 @@ def prompt(site: Site, number: int = -1) -> str:
     """The text of a submitted prompt, in which the rows of a picture are its mark again."""
     ids = unpack_ids(site.engine.submitted[number].prompt)
     assert site.engine.facts is not None
-    assert site.engine.facts.pictures is not None
-    mark = seeing_tokens().encode(site.engine.facts.pictures.mark, special=False)
+    assert site.engine.facts.media_marks is not None
+    mark = seeing_tokens().encode(site.engine.facts.media_marks.mark, special=False)
     shown = [mark if is_first(token) else [] if token >= MEDIA else [token] for token in ids]
     return seeing_tokens().decode([token for part in shown for token in part])
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 import server
 from cache.media_ids import MEDIA, count_media, is_first, media_ids, uncut
-from server.chat.expansions import Expansion, Pictures, expand_with, pictures_of
+from server.chat.expansions import Expansion, PromptMedia, expand_with, media_of
 from server.chat.prompts import EMPTY_RECORD, Prompt, continuation
 from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError
@@ -98,8 +98,8 @@ def test_ids_of_another_processor_are_rendered_anew() -> None:
     record = SessionRecord("s", old, messages, tokens.fingerprint(SEEING.vocab_size), 1, rendered=2)
     prompt = prompt_of(tokens, LoggedMessage("user", "Three"), record=record)
     assert [one for one in prompt.ids if one >= MEDIA] == ids_of(CAT)
-    assert not Pictures(SEEING.pictures, expander([CAT])).know(old)
-    assert Pictures(SEEING.pictures, expander([CAT])).know(prompt.ids)
+    assert not PromptMedia(SEEING.media_marks, expander([CAT])).know(old)
+    assert PromptMedia(SEEING.media_marks, expander([CAT])).know(prompt.ids)
 
 
 @pytest.mark.parametrize("text", ["What is <image> this?", "end <|endoftext|> of text"])
@@ -126,9 +126,9 @@ def test_a_typed_mark_does_not_take_the_place_of_a_hidden_picture() -> None:
 
 def test_a_model_without_eyes_refuses_a_logged_picture() -> None:
     with pytest.raises(ApiError) as refused:
-        pictures_of(FACTS, [showing("", CAT)])
+        media_of(FACTS, [showing("", CAT)])
     assert refused.value.body.error.code == "unsupported_value"
-    assert pictures_of(FACTS, [LoggedMessage("user", "text")]).marks is None
+    assert media_of(FACTS, [LoggedMessage("user", "text")]).marks is None
 
 
 def test_ids_of_media_depend_on_all_that_they_stand_for() -> None:

@@ -15,7 +15,7 @@ from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
-from scheduler.model_facts import KvRounding, PictureMarks, PoolingFacts, WeightReading, WeightRounding
+from scheduler.model_facts import KvRounding, MediaMarks, PoolingFacts, WeightReading, WeightRounding
 from scheduler.protocol import Stats
 from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
@@ -247,6 +247,6 @@ def test_a_model_that_transcribes_has_neither_room_nor_words(monkeypatch: pytest
 
 @pytest.mark.parametrize(("media", "noun"), [(("audio",), "sounds"), (("image",), "pictures")])
 def test_what_enters_a_model_is_told(media: tuple[str, ...], noun: str) -> None:
-    marks = PictureMarks("<x>", 1, "as embeddings", "f")
-    told = doctor_model.check_pictures(msgspec.structs.replace(FACTS, media=media, pictures=marks))
+    marks = MediaMarks("<x>", 1, "as embeddings", "f")
+    told = doctor_model.check_media_marks(msgspec.structs.replace(FACTS, media=media, media_marks=marks))
     assert told.text == f"it takes {noun}, which enter as embeddings"
