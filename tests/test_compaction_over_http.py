@@ -5,6 +5,7 @@ conversation, the summary is written on the cache of the old one, and the old on
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,10 @@ def save_with_room(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def reader(tmp_path: Path) -> Any:
-    with ServerProcess(save_with_room(tmp_path), tmp_path, "--dtype", "float32") as server:
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("data")
+    with ServerProcess(save_with_room(folder), folder, "--dtype", "float32") as server:
         yield Reader(server.url, model_of("llama"))
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ NAMED = {"X-Session-ID": "paris", "X-Session-Create": "true"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data"), "--max-running", "64") as running:
-        yield running
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @asynccontextmanager
@@ -210,62 +209,64 @@ def test_engine_death_is_an_error_event_then_503_then_a_fresh_engine(server: Ser
     assert answer["choices"][0]["message"]["content"] == "Your name is Felix."
 
 
-def test_a_full_queue_is_a_429(tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path, "--max-running", "1", "--max-queued", "1") as small:
-
-        async def crowd() -> list[httpx.Response]:
-            async with httpx.AsyncClient(base_url=small.url, timeout=60) as api:
-                body = endless(small, max_tokens=300)
-                return await asyncio.gather(*(api.post("/v1/chat/completions", json=body) for _ in range(6)))
-
-        answers = asyncio.run(crowd())
-        assert {a.status_code for a in answers} == {200, 429}
-        for refused in (a for a in answers if a.status_code == 429):
-            assert refused.json()["error"]["code"] == "queue_full"
-            assert int(refused.headers["retry-after"]) >= 1
-
-
-def test_sessions_outlive_the_server(tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path) as first:
-        ask(first, {"session_id": "s", "messages": [user("My name is Grace.")]})
-        ask(first, {"session_id": "s", "messages": [user("Add tea to my shopping list.")]})
-        engine = Path("/proc", str(first.engine_pid()), "status")
-        os.kill(first.process.pid, signal.SIGKILL)  # no farewell
-        first.process.wait()
+def test_sessions_outlive_servers_that_are_killed_drained_and_ended(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path) as server:
+        ask(server, {"session_id": "s", "messages": [user("My name is Grace.")]})
+        ask(server, {"session_id": "s", "messages": [user("Add tea to my shopping list.")]})
+        engine = Path("/proc", str(server.engine_pid()), "status")
+        os.kill(server.process.pid, signal.SIGKILL)  # no farewell
+        server.process.wait()
         until(lambda: not engine.exists() or "State:\tZ" in engine.read_text())
-    with ServerProcess(None, tmp_path) as second:
-        answer = ask(second, {"session_id": "s", "messages": [user("What is my name?")]})
+    with ServerProcess(None, tmp_path, "--drain-seconds", "100") as server:
+        answer = ask(server, {"session_id": "s", "messages": [user("What is my name?")]})
         assert answer["choices"][0]["message"]["content"] == "Your name is Grace."
-
-
-def test_sigterm_lets_a_stream_end_and_its_turn_is_kept(tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path, "--drain-seconds", "100") as first:
-        ask(first, {"session_id": "s", "messages": [user("My name is Grace.")]})
-        body = endless(first, stream=True, session_id="s", max_tokens=800)
-        with httpx.stream("POST", f"{first.url}/v1/chat/completions", json=body, timeout=60) as r:
-            lines = (line for line in r.iter_lines() if line)
-            next(lines)
-            first.process.terminate()
-            until(lambda: httpx.get(f"{first.url}/health").json() == {"status": "stopping"})
-            refused = first.post("/v1/chat/completions", {"messages": [user("Hello!")]})
-            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
-            *_, last, done = lines
-        assert (json.loads(last[6:])["choices"][0]["finish_reason"], done) == ("length", "data: [DONE]")
-        assert first.process.wait(60) == 0
-    with ServerProcess(None, tmp_path) as second:
-        messages = httpx.get(f"{second.url}/v1/sessions/s/messages").json()["data"]
-        assert [m["role"] for m in messages] == ["user", "assistant"] * 2
-        answer = ask(second, {"session_id": "s", "messages": [user("What is my name?")]})
+        let_a_stream_end(server)
+    with ServerProcess(None, tmp_path, "--drain-seconds", "0", "--max-running", "1", "--max-queued", "1") as server:
+        messages = httpx.get(f"{server.url}/v1/sessions/s/messages").json()["data"]
+        assert [m["role"] for m in messages] == ["user", "assistant"] * 4
+        fill_the_queue(server)
+        answer = ask(server, {"session_id": "s", "messages": [user("What is my name?")]})
         assert answer["usage"]["prompt_tokens"] > 800
+        end_what_runs_too_long(server)
 
 
-def test_sigterm_ends_what_runs_too_long(tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path, "--drain-seconds", "0") as server:
-        body = endless(server, stream=True, session_id="s")
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as r:
-            lines = (line for line in r.iter_lines() if line)
-            next(lines)
-            server.process.terminate()
-            *_, last = lines
-        assert json.loads(last[6:])["error"]["type"] == "server_error"
-        assert server.process.wait(60) == 0
+def let_a_stream_end(server: ServerProcess) -> None:
+    """SIGTERM: new turns are refused, and the one that runs gets its time."""
+    body = endless(server, stream=True, session_id="s", max_tokens=800)
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as r:
+        lines = (line for line in r.iter_lines() if line)
+        next(lines)
+        server.process.terminate()
+        until(lambda: httpx.get(f"{server.url}/health").json() == {"status": "stopping"})
+        refused = server.post("/v1/chat/completions", {"messages": [user("Hello!")]})
+        assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+        *_, last, done = lines
+    assert (json.loads(last[6:])["choices"][0]["finish_reason"], done) == ("length", "data: [DONE]")
+    assert server.process.wait(60) == 0
+
+
+def fill_the_queue(small: ServerProcess) -> None:
+    """Where one turn may run and one may wait, a full queue is a 429."""
+
+    async def crowd() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=small.url, timeout=60) as api:
+            body = endless(small, max_tokens=300)
+            return await asyncio.gather(*(api.post("/v1/chat/completions", json=body) for _ in range(6)))
+
+    answers = asyncio.run(crowd())
+    assert {a.status_code for a in answers} == {200, 429}
+    for refused in (a for a in answers if a.status_code == 429):
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+def end_what_runs_too_long(server: ServerProcess) -> None:
+    """SIGTERM where nothing is waited for."""
+    body = endless(server, stream=True, session_id="t")
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as r:
+        lines = (line for line in r.iter_lines() if line)
+        next(lines)
+        server.process.terminate()
+        *_, last = lines
+    assert json.loads(last[6:])["error"]["type"] == "server_error"
+    assert server.process.wait(60) == 0

@@ -19,7 +19,7 @@ PATIENCE = 60.0  # seconds until a test that hangs fails
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data"), "--client-seconds", "20") as running:
+    with ServerProcess(None, tmp_path_factory.mktemp("data"), "--client-seconds", "100") as running:
         yield running
 
 
@@ -60,8 +60,9 @@ def test_half_a_request_ends_by_itself(tmp_path: Path) -> None:
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_silent_connections_do_not_hold_the_exit(tmp_path: Path) -> None:
-    with ServerProcess(None, tmp_path) as server, ExitStack() as stack:
+def test_silent_connections_do_not_hold_the_exit(server: ServerProcess) -> None:
+    """The last test of this server."""
+    with ExitStack() as stack:
         for number in range(10):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
             if number % 2:
