@@ -69,12 +69,13 @@ def create_app(
     """
     app = empty_app(tracer_provider)
     models.first.metrics.log_opened(log.salvage, log.older)
-    app.state.models = models
-    app.state.background = BackgroundResponses(log)
-    app.state.diagnostics = DiagnosticsTable()
     if vllm_names:
         for model in models.models:
             model.metrics.registry.register(VllmNames(model.metrics, model.name))
+    keyring = Keyring(api_keys, key_file)
+    app.state.models = models
+    app.state.background = BackgroundResponses(log)
+    app.state.diagnostics = DiagnosticsTable()
     app.state.transfers = transfers
     app.state.media_reader = MediaReader(log.media.get, fetcher)
     app.state.sounds = SoundReader()
@@ -82,18 +83,11 @@ def create_app(
     app.state.ignore_unknown = ignore_unknown
     app.state.adapter_folder = adapter_folder
     app.state.bodies = BodyMemory()
-    keyring = Keyring(api_keys, key_file)
     app.state.batches = None if batches is None else BatchRunner(batches.records, batches.files, keyring.find)
     if batches is not None:
         log.holdings.beside = batches.files.bytes_of
     parts = {"ollama": ollama, "sharing": sharing, "batches": batches is not None}
-    endpoints = [*routers(without=[name for name, wanted in parts.items() if not wanted])]
-    for router in endpoints:
-        app.include_router(router, dependencies=[Depends(only_known_parameters)])
-    app.include_router(page_routes.router)
-    error_responses.install(app)
-    app.add_middleware(LastResort)
-    turns = TurnRoutes(route for router in endpoints for route in router.routes)
+    turns = include_routes(app, without=[name for name, wanted in parts.items() if not wanted])
 
     def before(rest: ASGIApp) -> ASGIApp:
         app.state.dispatch = Dispatch(rest, turns, models)
@@ -104,6 +98,19 @@ def create_app(
 
     app.before = before
     return app
+
+
+def include_routes(app: FastAPI, without: Collection[str]) -> TurnRoutes:
+    """Give the app all routes but those of families that are left out, and its answers to errors. Returns the routes
+    that become turns.
+    """
+    endpoints = [*routers(without=without)]
+    for router in endpoints:
+        app.include_router(router, dependencies=[Depends(only_known_parameters)])
+    app.include_router(page_routes.router)
+    error_responses.install(app)
+    app.add_middleware(LastResort)
+    return TurnRoutes(route for router in endpoints for route in router.routes)
 
 
 def empty_app(tracer_provider: TracerProvider | None) -> App:

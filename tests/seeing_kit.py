@@ -171,7 +171,8 @@ class SeeingKit:
         """A chat with media, beside one without: both say what the model says, each turn reuses the whole one before,
         and each medium is encoded once.
         """
-        parts, beside = first, ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
+        parts = first
+        beside: list[Part] = ["<|im_start|>user\nHow far is the moon?<|im_end|>\n<|im_start|>assistant\n"]
         before = 0
         for new in (first, *further):
             if new is not first:

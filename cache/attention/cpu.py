@@ -236,7 +236,7 @@ class CpuBackend:
         computes what ``attend`` does. The next call for the same plan overwrites it.
 
         ``where``: address of the queries, elements from head to head and from row to row, address of the output.
-        ``sinks``: those of ``scores``, float32 and contiguous.
+        ``sinks``: those of ``scores``, ``[heads]`` float32 and contiguous.
         """
         plan.read(source, heads)
         call = plan.call

@@ -112,8 +112,8 @@ def facts_of(state: Any, path: str = "") -> dict[str, Any]:
 
 
 def restore(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, Any], path: str = "") -> Any:
-    """A state with the structure of ``skeleton`` (any state of the same model) and the tensors and facts of a saved
-    one.
+    """A state with the structure of ``skeleton`` (any state of the same model) and the tensors, of any shapes, and the
+    facts of a saved one, by dotted path from ``path`` on.
     """
     if path in tensors:
         return tensors[path].clone()
@@ -126,7 +126,7 @@ def restore(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, An
 
 def combine(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:
     """A state with the structure of the first of ``states``, in which each tensor is ``join`` of the tensors at that
-    path.
+    path, of any shape.
     """
     first = states[0]
     if isinstance(first, torch.Tensor):

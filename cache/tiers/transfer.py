@@ -38,7 +38,7 @@ def pack_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dict[
 
 
 def unpack_state(skeleton: Any, length: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
-    """The state at ``length`` from named tensors and facts; ``skeleton`` is any state of the same model."""
+    """The state at ``length`` from named tensors of any shape and facts; ``skeleton``: any state of the same model."""
     return states.restore(skeleton, dict(tensors), dict(facts), f"checkpoint.{length}")
 
 

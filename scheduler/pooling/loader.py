@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,15 @@ PROBE = range(3, 11)  # token ids of a short input
 TRIED = 2048  # tokens: so long inputs are tried at most
 
 
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What is told of a checkpoint's weights, as they are stored."""
+
+    digest: str
+    nbytes: int
+    parameters: int
+
+
 def load_pooler(
     config: EngineConfig, recipe: PoolingRecipe, tell: Callable[[Loading | TokenizerRead], None]
 ) -> tuple[Pooler, ModelFacts]:
@@ -49,28 +59,41 @@ def load_pooler(
         tell(TokenizerRead(take_apart(tokenizer)))
         tell(Loading("loading the weights"))
         model, lacking = read_weights(config, settings, recipe)
-        pad_id = padding_of(model.config, tokenizer)
-        facts_digest, size = digest(model), stored_bytes(model)
-        parameters = model.num_parameters()
-        if settings.is_encoder_decoder and recipe.task == "embed":
-            model = model.get_encoder()
-        model = model.to(device).eval()
-        head = head_of(recipe, model.config, device)
-        if device.type == "cpu":
-            cores.fit(model)
+        stored = CheckpointFacts(digest(model), stored_bytes(model), model.num_parameters())
+        pooler = make_pooler(model, recipe, tokenizer, device)
         tell(Loading("measuring how the model can be run"))
-        pooler = Pooler(model, head, pad_id, "token_type_ids" in tokenizer.model_input_names)
-        check_lacking(pooler, model, lacking)
-        vocabulary = model.get_input_embeddings().num_embeddings
-        pooler.measure(vocabulary)
-        width = pooler.run([PoolInput(pack_ids([*PROBE]))]).shape[1]
-        context = longest_input(recipe, model.config, tokenizer)
-        if context <= TRIED:
-            context = longest_run(pooler, context)
+        check_lacking(pooler, lacking)
+        pooler.measure(pooler.model.get_input_embeddings().num_embeddings)
+        facts = facts_of(config, recipe, pooler, stored, longest_input(recipe, pooler.model.config, tokenizer))
     except Exception as error:  # a broken file raises whatever its reader likes
         why = str(error) if isinstance(error, BadRecipe) else load_errors.reason(error, config.model)
         raise LoadFailed(f"cannot load {config.model!r}: {why}") from error
     warn_of_unused(config)
+    return pooler, facts
+
+
+def make_pooler(model: Any, recipe: PoolingRecipe, tokenizer: Any, device: torch.device) -> Pooler:
+    """The model, or its encoder, on its device with what the recipe puts behind it. Raises ``BadRecipe``."""
+    pad_id = padding_of(model.config, tokenizer)
+    if model.config.is_encoder_decoder and recipe.task == "embed":
+        model = model.get_encoder()
+    model = model.to(device).eval()
+    head = head_of(recipe, model.config, device)
+    if device.type == "cpu":
+        cores.fit(model)
+    return Pooler(model, head, pad_id, "token_type_ids" in tokenizer.model_input_names)
+
+
+def facts_of(
+    config: EngineConfig, recipe: PoolingRecipe, pooler: Pooler, stored: CheckpointFacts, context: int
+) -> ModelFacts:
+    """What the server is told of a model that was measured. ``context``: the longest input, as its files say. Raises
+    what the model does with a short input.
+    """
+    model, head = pooler.model, pooler.head
+    width = pooler.run([PoolInput(pack_ids([*PROBE]))]).shape[1]
+    if context <= TRIED:
+        context = longest_run(pooler, context)
     pooling = PoolingFacts(
         width,
         () if head.pooling is None else head.pooling.modes,
@@ -80,13 +103,13 @@ def load_pooler(
         recipe.default_prompt,
         min(recipe.dimensions or 0, width),
     )
-    return pooler, ModelFacts(
+    return ModelFacts(
         architecture=type(model).__name__,
-        parameters=parameters,
-        weight_bytes=size,
+        parameters=stored.parameters,
+        weight_bytes=stored.nbytes,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=str(device),
-        vocab_size=vocabulary,
+        device=str(model.device),
+        vocab_size=model.get_input_embeddings().num_embeddings,
         max_context=min(config.max_context or context, context),
         eos_token_ids=(),
         mode="padded" if pooler.pads else "equal lengths",
@@ -95,7 +118,7 @@ def load_pooler(
         kv_bytes_per_token=0,
         page_size=1,
         pages=0,
-        fingerprint=hashlib.blake2b(f"{facts_digest} {pooling!r}".encode(), digest_size=16).hexdigest(),
+        fingerprint=hashlib.blake2b(f"{stored.digest} {pooling!r}".encode(), digest_size=16).hexdigest(),
         own_context=context,
         licence=licence_of(config.model),
         task=recipe.task,
@@ -113,11 +136,11 @@ def read_weights(config: EngineConfig, settings: Any, recipe: PoolingRecipe) -> 
     return model, sorted(info["missing_keys"])
 
 
-def check_lacking(pooler: Pooler, model: Any, lacking: list[str]) -> None:
+def check_lacking(pooler: Pooler, lacking: list[str]) -> None:
     """Weights that are missing must make no difference: many models have a head that is not used. Raises
     ``ValueError``.
     """
-    weights = dict(model.named_parameters())
+    weights = dict(pooler.model.named_parameters())
     missing = [weights[name] for name in lacking if name in weights]
     if not missing:
         return

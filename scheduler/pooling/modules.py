@@ -74,7 +74,7 @@ class DenseModule(nn.Module):
         self.float().eval()
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """``[n, out_features]`` of ``vectors [n, in_features]``, float32."""
         made: torch.Tensor = self.activation(self.linear(vectors))
         return made if self.residual is None else made + self.residual(vectors)
 
@@ -92,13 +92,13 @@ class LayerNormModule(nn.Module):
         self.float().eval()
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """``vectors [n, dimension]``, normalised, float32."""
         made: torch.Tensor = self.norm(vectors)
         return made
 
 
 def normalised(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors of unit length."""
+    """``vectors [n, width]`` at unit length."""
     return nn.functional.normalize(vectors, p=2, dim=-1)
 
 

@@ -50,14 +50,14 @@ class Pooler:
 
     def __init__(self, model: Any, head: VectorHead, pad_id: int, typed: bool) -> None:
         """``pad_id`` fills shorter inputs up. ``typed``: the model is told which text of a pair a token is of."""
-        self._model, self._head = model, head
+        self.model, self.head = model, head
         self._pad_id, self._typed = pad_id, typed
         self.pads = False
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[PoolInput]) -> torch.Tensor:
         """The vectors ``[N, D]`` of these inputs, float32 on the host, in one forward."""
-        device = self._model.device
+        device = self.model.device
         rows = [unpack_ids(one.ids) for one in inputs]
         longest = max(map(len, rows))
         ids = torch.full((len(rows), longest), self._pad_id, dtype=torch.long)
@@ -71,7 +71,7 @@ class Pooler:
         if self._typed:
             given["token_type_ids"] = types.to(device)
         skip = torch.tensor([one.skip for one in inputs], device=device)
-        return self._head(self._model(**given, return_dict=True), given["attention_mask"], skip).cpu()
+        return self.head(self.model(**given, return_dict=True), given["attention_mask"], skip).cpu()
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
         """Which inputs, by their places, share a forward: those of similar lengths, so that little is padded."""
@@ -102,6 +102,6 @@ class Pooler:
         except Exception:  # a model that takes one input at a time says so in its own way
             self.pads = False
             return
-        allowed = AGREE if self._model.dtype is PRECISE else float(torch.finfo(self._model.dtype).eps) * 8
+        allowed = AGREE if self.model.dtype is PRECISE else float(torch.finfo(self.model.dtype).eps) * 8
         error = (together - alone).abs().max() / alone.abs().max().clamp(min=1e-12)
         self.pads = bool(error <= allowed)

@@ -30,7 +30,7 @@ class PoolingRequest:
         self.missing = len(self.rows)
 
     def keep(self, place: int, row: torch.Tensor) -> None:
-        """The vector of an input is there."""
+        """The vector ``row [width]`` of the input at this place is there."""
         assert self.rows[place] is None, "an input was computed twice"
         self.rows[place] = row
         self.missing -= 1

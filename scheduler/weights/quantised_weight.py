@@ -96,6 +96,6 @@ class QuantisedWeight:
 
 
 def quantised_weight_of(parameter: torch.Tensor | None) -> QuantisedWeight | None:
-    """The weight that a parameter stands for, if it does."""
+    """The weight that a parameter, of its shape, stands for; None if it is no stand-in."""
     of = parameter.of if isinstance(parameter, WeightStandIn) else None
     return of if isinstance(of, QuantisedWeight) else None

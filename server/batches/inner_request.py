@@ -37,8 +37,8 @@ async def ask(
     request_id = uuid.uuid4().hex
     log_context.begin(request_id)
     begin_quota(access.quota)
-    sent = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    state = {
+    scope = scope_of(root, path, {"content-type": "application/json", "content-length": str(len(body)), **headers})
+    scope["state"] = {
         "tenant": access.tenant,
         "key": access.key,
         "rate_limit": access.limit,
@@ -46,22 +46,6 @@ async def ask(
         "request_id": request_id,
         "started": time.perf_counter(),
         "spare": True,
-    }
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
-        "client": None,
-        "server": None,
-        "app": root,
-        "state": state,
     }
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     answered: list[Message] = []
@@ -86,6 +70,25 @@ async def ask(
     told_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
     data = b"".join(message.get("body", b"") for message in answered if message["type"] == "http.response.body")
     return InnerAnswer(start["status"], data, request_id, retry_of(told_headers))
+
+
+def scope_of(root: ASGIApp, path: str, headers: Mapping[str, str]) -> Scope:
+    """ASGI's description of a POST without a connection."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+        "app": root,
+    }
 
 
 def retry_of(headers: Mapping[str, str] | None) -> float | None:

@@ -119,7 +119,7 @@ class EngineProcess:
         return "restarting" if self._state == "ready" and gone else self._state
 
     def submit(self, request: Submit) -> Mailbox:
-        """See ``Engine``."""
+        """See ``Engine``. Raises ``EngineUnavailable``."""
         if self._link is None or self.state() != "ready":
             raise EngineUnavailable(WHY_NOT[self.state()], self._loading.retry_after)
         assert request.turn not in self._turns, f"turn {request.turn} is running already"
@@ -186,7 +186,7 @@ class EngineProcess:
         return await self._ask(Import(uuid.uuid4().hex, tenant, session, folder), Imported)
 
     async def pool(self, tenant: str, inputs: Sequence[PoolInput], spare: bool = False) -> Pooled:
-        """See ``Engine``."""
+        """See ``Engine``. Raises ``EngineUnavailable``."""
         if self.state() != "ready":
             raise EngineUnavailable(WHY_NOT[self.state()], self._loading.retry_after)
         return await self._pooling.ask(tenant, inputs, spare, lambda question: self._ask(question, Pooled))

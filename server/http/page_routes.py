@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 @router.api_route("/ui", methods=["GET", "HEAD"])
 @router.api_route("/ui/{path:path}", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """A file of the page, or a redirect to it for browsers."""
+    """A file of the page, or a redirect to it for browsers. Raises a 404."""
     answer = page_answer(request.scope)
     if answer is None:
         raise ApiError(404, SENTENCES[404])

@@ -23,7 +23,7 @@ class TimedConnection(psycopg.Connection[Any]):
     patience = PING_SECONDS
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
-        """See psycopg."""
+        """See psycopg. Raises ``OperationalError`` where no answer comes in time."""
         options.setdefault("timeout", self.patience)
         try:
             return super().wait(gen, *args, **options)

@@ -32,7 +32,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
 
 
 def only_kinds(value: object) -> object:
-    """Name the known types in the error for an unknown one."""
+    """Raises ``ValueError`` that names the known types."""
     if value not in KINDS:
         raise ValueError("must be text, json_object or json_schema")
     return value

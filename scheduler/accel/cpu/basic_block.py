@@ -114,7 +114,7 @@ class Slots:
         self._next = 0
 
     def new(self, size: int, values: torch.Tensor | None = None, source: External | None = None) -> Slot:
-        """Add a slot."""
+        """Add a slot of ``size`` elements; ``values [size]`` of a constant, or its ``source`` outside."""
         slot = Slot(self._next, size, values, source)
         self._all.append(slot)
         self._starts.append(self._next)

@@ -30,7 +30,7 @@ class ExpertsMatrix:
 
     @classmethod
     def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None) -> ExpertsMatrix:
-        """Copies the packed weights of experts. Raises ``NotPackable``."""
+        """Copies the packed weights of experts, whose ``bias`` is ``[count, out]``. Raises ``NotPackable``."""
         matrix = PackedMatrix(weight.source, weight.count)
         weight.release()
         return cls(matrix, weight.count, weight.out, bias)

@@ -102,7 +102,9 @@ class FusedModule:
     def compute(
         self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
     ) -> Any:
-        """Run the blocks one after the other, with ``attend`` called between them."""
+        """Run the blocks one after the other on ``inputs``, each with its tokens in the axis that was recorded, with
+        ``attend`` called between them. Returns what the module does.
+        """
         rows = inputs[0].shape[self._recording.axis]
         between: dict[tuple[str, int], torch.Tensor] = {}
         outputs: list[torch.Tensor] = []

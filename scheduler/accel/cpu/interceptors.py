@@ -46,7 +46,7 @@ def forward_of(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator
 def intercept_product(
     recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None
 ) -> Iterator[None]:
-    """Within it, calls of a linear module are recorded as one product."""
+    """Within it, calls of a linear module are recorded as one product with ``matrix`` and ``bias [out]``."""
     original = module.forward
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -88,8 +88,8 @@ class Packing:
         self._matrices[module] = matrix
 
     def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
-        """Whether ``packed`` takes at most ``most`` of the time of ``plain``. A measurement, of this load or an earlier
-        one, is not repeated: results stay the same to the last bit after a restart.
+        """Whether ``packed`` takes at most ``most`` of the time of ``plain`` on ``x [T, inside]``. A measurement, of
+        this load or an earlier one, is not repeated: results stay the same to the last bit after a restart.
         """
         asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
         if asked not in self._answers:

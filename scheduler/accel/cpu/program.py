@@ -100,7 +100,7 @@ class Program:
         self.outside[number, 1] = stride
 
     def place_inputs(self, inputs: list[torch.Tensor]) -> None:
-        """Set the addresses of the module's inputs, in which tokens lie one after the other."""
+        """Set the addresses of the module's inputs, as they were recorded but with any number of tokens."""
         for number, external in self._inputs:
             tensor = inputs[external.number]
             self.place(number, tensor.data_ptr(), tensor.stride(external.axis))

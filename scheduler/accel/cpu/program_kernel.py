@@ -69,7 +69,7 @@ class ProgramKernel:
         self._ways[:] = list(chosen)
 
     def read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Read all bytes of contiguous CPU tensors, and compute nothing of them: what products are compared with."""
+        """Read all bytes of contiguous CPU tensors of any shape, computing nothing: what products are compared with."""
         regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
         self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
 

@@ -273,8 +273,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return np.full(n, self.block.constant(torch.tensor([value])).start)
 
     def groups(self, tensor: torch.Tensor, dims: Any) -> tuple[int, Ids, int]:
-        """The token axis, the elements of a row with ``dims`` last, and the number of elements in ``dims``.
-        Raises Unrecordable.
+        """Of a recorded tensor of any shape: the token axis, the elements of a row with ``dims`` last, and the number
+        of elements in ``dims``. Raises Unrecordable.
         """
         axis = self._row(tensor, tensor.shape)[0]
         over = sorted({d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims or [])})

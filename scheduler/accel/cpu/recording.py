@@ -134,7 +134,7 @@ class ModuleRecording:
         return (inputs, cache, rows) if self.cache_at is None or isinstance(cache, PackedCache) else None
 
     def assemble(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """The module's result, from the outputs of its last block."""
+        """The module's result, from the outputs of its last block: shaped as recorded, of any number of tokens."""
         if len(self.outputs) == 1 and self.form.is_leaf():
             return outputs[0]
         left = iter(outputs)

@@ -39,7 +39,9 @@ async def receive_sound(request: Request, schema: type[F]) -> tuple[F, bytes]:
 
 
 async def read_fields(request: Request, content_type: str) -> tuple[dict[str, object], bytes | None]:
-    """The fields as text, those of ``LISTS`` as lists of it; and the bytes of the file, if there is one."""
+    """The fields as text, those of ``LISTS`` as lists of it; and the bytes of the file, if there is one.
+    Raises a 400 or a 413.
+    """
     values: list[tuple[str, bytearray]] = []
     data: bytearray | None = None
     part: FormPart | None = None

@@ -64,7 +64,7 @@ async def create_translation(request: Request) -> Response:
 
 
 async def answer(request: Request, schema: type[F]) -> Response:
-    """Read the form, hear its sound, write it down."""
+    """Read the form, hear its sound, write it down. Raises a 4xx for a form or a sound that cannot be used."""
     form, data = await receive_sound(request, schema)
     async with AsyncExitStack() as held:
         await held.enter_async_context(

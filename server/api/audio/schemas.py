@@ -58,6 +58,7 @@ class TranscriptionForm(TranslationForm):
         return data
 
     def check(self, speech: SpeechFacts) -> None:
+        """Raises a 400 for what this model cannot do, or the fields do not allow together."""
         super().check(speech)
         if self.language and self.language not in speech.languages:
             known = ", ".join(speech.languages) or "none: it is not told the language"

@@ -26,7 +26,7 @@ LONGEST_NAME = 255  # characters of a file's name that are kept
 
 @contextmanager
 def room_on_disk() -> Iterator[None]:
-    """A 507 in place of an OSError that says that the disk is full or failing."""
+    """Raises a 507 in place of an OSError that says that the disk is full or failing."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def append(descriptor: int, path: Path, data: bytes) -> None:
 
 
 def as_object(fields: dict[str, bytearray]) -> dict[str, object]:
-    """The fields of a form as a JSON object: ``name[key]`` is a key of an object."""
+    """The fields of a form as a JSON object: ``name[key]`` is a key of an object. Raises a 400."""
     made: dict[str, object] = {}
     for name, value in fields.items():
         text = value.decode(errors="replace")

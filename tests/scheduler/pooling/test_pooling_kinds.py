@@ -128,7 +128,7 @@ def test_a_cross_encoder_gives_the_activation_of_its_logits(tmp_path: Path) -> N
         scores = pooler.run(given)
         for row, one in zip(scores, made, strict=True):
             with torch.inference_mode():
-                logits = pooler._model(**{key: torch.tensor([value]) for key, value in one.items()}).logits[0]
+                logits = pooler.model(**{key: torch.tensor([value]) for key, value in one.items()}).logits[0]
             assert (row - activation(logits)).abs().max() < NEAR, name
     assert load(save_cross_encoder(tmp_path / "three", labels=3))[0].run(given).shape == (3, 3)
 
