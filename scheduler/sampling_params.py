@@ -48,7 +48,7 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
-    def allows_end(self, ids: Sequence[int], start: int) -> bool:
+    def is_long_enough(self, ids: Sequence[int], start: int) -> bool:
         """Whether what comes next may end the reply ``ids[start:]``: it has its fewest tokens."""
         return len(ids) - start >= self.min_tokens
 

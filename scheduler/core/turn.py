@@ -127,7 +127,7 @@ class Turn:
     @property
     def has_fewest_tokens(self) -> bool:
         """Whether it has as many tokens as its request asks for at least."""
-        return self.request.stopping.allows_end(self.ids, self.prompt_length)
+        return self.request.stopping.is_long_enough(self.ids, self.prompt_length)
 
     @property
     def forced(self) -> int | None:
