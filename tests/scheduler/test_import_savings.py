@@ -33,23 +33,7 @@ LOAD = (
     + """
 loaded = process.load(config, lambda _: None)
 heavy = ("torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._prims", "sympy")
-print(json.dumps([loaded.verdict.report, [name for name in heavy if name in sys.modules]]))
-"""
-)
-COMPILE = (
-    START
-    + """
-before = type(sys.modules["torch._dynamo"]).__name__
-import torch._dynamo.utils
-compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist()
-same = sys.modules["torch._dynamo.utils"] is torch._dynamo.utils and torch._dynamo.eval_frame is not None
-after = type(sys.modules["torch._dynamo"]).__name__
-print(json.dumps([before, after, compiled, same, "torch._prims" in sys.modules]))
-"""
-)
-OPERATORS = (
-    START
-    + """
+there = [name for name in heavy if name in sys.modules]
 from scheduler.model.weights import AllOperators
 
 def shape_of(lengths):
@@ -61,7 +45,19 @@ try:
 except NotImplementedError:
     refused = True
 with AllOperators():
-    print(json.dumps([refused, shape_of((2, 3)), torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()]))
+    drawn = torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
+    print(json.dumps([loaded.verdict.report, there, refused, shape_of((2, 3)), drawn]))
+"""
+)
+COMPILE = (
+    START
+    + """
+before = type(sys.modules["torch._dynamo"]).__name__
+import torch._dynamo.utils
+compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist()
+same = sys.modules["torch._dynamo.utils"] is torch._dynamo.utils and torch._dynamo.eval_frame is not None
+after = type(sys.modules["torch._dynamo"]).__name__
+print(json.dumps([before, after, compiled, same, "torch._prims" in sys.modules]))
 """
 )
 NAMES = """
@@ -90,9 +86,13 @@ def run(program: str, ranks: int = 1) -> Any:
 
 
 def test_a_model_is_loaded_and_measured_without_compiler_and_distribution() -> None:
-    report, heavy = run(LOAD)
-    assert heavy == []
+    """And an operator that needs Python for weights without memory gets it."""
+    report, there, refused, shape, drawn = run(LOAD)
+    assert there == []
     assert "packed" in report
+    assert refused
+    assert shape == [2, 3]
+    assert drawn == torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def test_the_compiler_is_there_for_whoever_uses_it_with_the_operators_that_it_follows() -> None:
@@ -101,13 +101,6 @@ def test_the_compiler_is_there_for_whoever_uses_it_with_the_operators_that_it_fo
     assert compiled == [3.0, 3.0]
     assert same
     assert operators
-
-
-def test_an_operator_that_needs_python_for_weights_without_memory_gets_it() -> None:
-    refused, shape, drawn = run(OPERATORS)
-    assert refused
-    assert shape == [2, 3]
-    assert drawn == torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def test_the_names_of_all_models_are_those_that_transformers_reads() -> None:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql
 
@@ -26,29 +25,23 @@ from server.instance import import_app, import_parts
 import_parts()
 import_app()
 """
-LEFT_OUT = (
+IMPORTED = (
     START
     + """
+from pathlib import Path
+
+status = Path("/proc/self/status")
+memory = int(status.read_text().split("RssAnon:")[1].split()[0]) if status.exists() else None
 heavy = ("torch", "transformers", "pydantic.v1.main", "watchfiles", "multiprocessing.context", "llguidance",
     "sqlalchemy.dialects.postgresql", "psycopg", "opentelemetry.sdk", "click", "numpy")
-print(json.dumps([name for name in heavy if name in sys.modules]))
-"""
-)
-AT_FIRST_USE = (
-    START
-    + """
+there = [name for name in heavy if name in sys.modules]
+
 from server.schemas.requests import ChatRequest
 from server.schemas.strict import validate
 
 before = ChatRequest.__pydantic_complete__
 asked = validate(ChatRequest, {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5})
-print(json.dumps([before, ChatRequest.__pydantic_complete__, asked.temperature]))
-"""
-)
-OWN_MEMORY = (
-    START
-    + """
-print(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
+print(json.dumps([memory, there, before, ChatRequest.__pydantic_complete__, asked.temperature]))
 """
 )
 MOST_OWN = 68_000  # kB: before a model is there; shared libraries' files come on top
@@ -87,17 +80,11 @@ def run(program: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_server_on_sqlite_without_grammars_imports_none_of_these() -> None:
-    assert run(LEFT_OUT) == []
-
-
-def test_a_schema_of_requests_is_built_when_the_first_such_request_comes() -> None:
-    assert run(AT_FIRST_USE) == [False, True, 0.5]
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
-def test_what_a_server_imports_takes_little_memory_of_its_own() -> None:
-    assert 0 < run(OWN_MEMORY) < MOST_OWN
+def test_a_server_on_sqlite_without_grammars_imports_little_and_builds_schemas_at_first_use() -> None:
+    memory, there, *schema = run(IMPORTED)
+    assert there == []
+    assert schema == [False, True, 0.5]
+    assert memory is None or 0 < memory < MOST_OWN  # it is read from Linux's /proc
 
 
 def test_whoever_asks_for_it_gets_it() -> None:

@@ -117,13 +117,9 @@ def test_a_signal_while_loading_ends_with_0(number: signal.Signals, tmp_path: Pa
         assert "Traceback" not in server.output
 
 
-def test_without_keys_on_all_interfaces_there_is_a_warning(tmp_path: Path) -> None:
-    with serving(tmp_path, "--host", "0.0.0.0") as server:
+def test_a_server_on_all_interfaces_without_keys_and_a_context_that_cannot_be_had_are_told(tmp_path: Path) -> None:
+    with serving(tmp_path, "--host", "0.0.0.0", "--max-context", "600") as server:
         server.wait_for("(warning: no --api-key is set)")
-
-
-def test_a_context_that_cannot_be_had_is_told(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-context", "600") as server:
         server.wait_for("(--max-context: the model and the KV memory allow 512, not 600)")
 
 
