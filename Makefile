@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-thresholds | test-capture | check | bench | bench-tiers | setup | pins
+#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-media-architectures | test-thresholds | test-capture | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
@@ -34,7 +34,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters bench-page pages image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-media-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters bench-page pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -62,6 +62,10 @@ test-crash: $(DEV_STAMP)
 # Every architecture of transformers as a tiny random model, about ten minutes; writes docs/architectures.md.
 test-architectures: $(DEV_STAMP)
 	$(BIN)/python tests/architectures/run.py --jobs 2 --out docs/architectures.md
+
+# Those that take pictures or sounds, in chats that have some; writes docs/media_architectures.md.
+test-media-architectures: $(DEV_STAMP)
+	$(BIN)/python tests/architectures/run.py --kind media --jobs 2 --timeout 600 --out docs/media_architectures.md
 
 # The same with the real thresholds of each, about an hour of two cores; the second part of that page.
 test-thresholds: $(DEV_STAMP)

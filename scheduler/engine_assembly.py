@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
 
 from cache.store import SessionStore
+from cache.tiers.archive import Archive
 from scheduler.accel.cpu import ways
 from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.core.adapter_commands import load_adapters, refuse_adapters
@@ -26,6 +28,7 @@ from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import language_model
 from scheduler.media.media_store import MediaStore
+from scheduler.media.row_files import RowFiles
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.draft_heads import load_heads, mtp_layers
@@ -86,7 +89,7 @@ def build_engine(
     runner = ModelRunner(mode, store.pool.device, loaded.rope, graphs, loaded.followers, adapters)
     vocab = loaded.model.get_input_embeddings().num_embeddings
     width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
-    media_store = MediaStore(loaded.eyes.sight, loaded.eyes.processor) if loaded.eyes is not None else None
+    media_store = know_media(config, loaded, store.archive)
     limits = Limits(context, vocab, loaded.start, width, media_store is not None)
     grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, vocab))
     grammars.prepare()
@@ -97,6 +100,17 @@ def build_engine(
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator, media_store)
     facts = facts_of(config, loaded, store, context, graphs, idle)
     return engine, msgspec.structs.replace(facts, adapters=tuple(adapter.facts for adapter in adapters))
+
+
+def know_media(config: EngineConfig, loaded: LoadedModel, archive: Archive | None) -> MediaStore | None:
+    """The media of a model with eyes, with their rows beside the KV on disk, if there is any."""
+    if loaded.eyes is None:
+        return None
+    name = fingerprint(loaded)
+    rows = None
+    if archive is not None and config.kv_folder is not None:
+        rows = RowFiles(Path(config.kv_folder) / name / "rows", archive.disk.space.floor)
+    return MediaStore(loaded.eyes.sight, loaded.eyes.processor, files=rows, fingerprint=name)
 
 
 def make_adapters(config: EngineConfig, loaded: LoadedModel, tell: Callable[[Loading], None]) -> AdapterSet:

@@ -126,6 +126,7 @@ class ServingLoop:
             self._check()
         self._send_answers()
         self._channel.send(self._engine.stop())
+        self._commands.media.close()
         for archive in self._archives:
             archive.flush(self._shutdown.flush_seconds)
             archive.close()

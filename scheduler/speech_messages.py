@@ -43,7 +43,7 @@ class Transcribe(msgspec.Struct, frozen=True, tag=True):
 class SpokenPart(msgspec.Struct, frozen=True):
     """A part of what is said in a window. ``start`` and ``end``: seconds from the window's begin. ``tokens``: its ids.
     ``logprob``: mean log-probability of all that was generated for the window. ``no_speech``: the model's probability
-    that nobody speaks in it; 0 where it does not tell.
+    that nobody speaks in it; 0 where it does not tell. ``temperature``: at which it was drawn.
     """
 
     start: float
@@ -52,6 +52,7 @@ class SpokenPart(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     logprob: float
     no_speech: float = 0.0
+    temperature: float = 0.0
 
 
 class Transcribed(msgspec.Struct, frozen=True, tag=True):

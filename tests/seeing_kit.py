@@ -20,7 +20,6 @@ from cache.media_ids import MEDIA
 from scheduler.core.session_commands import SessionCommands
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
-from scheduler.media.sight import TYPES
 from scheduler.model.eyes import find_eyes
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
 from scheduler.protocol import Expand, Expanded, MediaItem, Refused, Submit, pack_ids
@@ -237,7 +236,7 @@ def oracle_logits(name: str, ids: Sequence[int], pictures: Sequence[bytes]) -> t
     given: dict[str, Any] = {}
     if pictures:
         given = {n: v for n, v in eyes.processor.process(pictures).inputs.items() if n in eyes.sight.accepts}
-        given |= {name: marked.long() for name in TYPES if name in eyes.sight.accepts}
+        given |= eyes.sight.types(marked)
     tokens = torch.where(marked, eyes.sight.placeholder, tokens)
     out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **given)
     logits: torch.Tensor = out.logits[0, -1]

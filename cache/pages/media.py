@@ -32,6 +32,10 @@ class Encoded(Protocol):
     def rows(self) -> Any:
         """What the encoder made of it; None if nobody has it now."""
 
+    @property
+    def stored(self) -> bool:
+        """Whether that is in memory or on disk."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlacedMedium:
@@ -105,6 +109,10 @@ class TimelineMedia:
         """All media with rows at ``start`` or behind it that no encoder's output is there for; each once."""
         found = {id(p.medium): p for p in reversed(self.media) if p.places[-1] >= start and p.medium.rows is None}
         return sorted(found.values(), key=lambda placed: int(placed.places[0]))
+
+    def to_encode(self, start: int) -> int:
+        """How many media with rows at ``start`` or behind it an encoder has to be run on."""
+        return sum(not placed.medium.stored for placed in self.all_missing(start))
 
     def feedable(self, start: int, count: int) -> int:
         """How many of the ``count`` tokens behind ``start`` can be fed in one step: those before a medium whose rows

@@ -23,6 +23,7 @@ from scheduler.core.grammar_queue import GrammarQueue
 from scheduler.core.input_processor import InputProcessor
 from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
 from scheduler.core.limits import Limits
+from scheduler.core.media_encoder import MediaEncoder
 from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.output_queue import UNDECODABLE, OutputQueue
 from scheduler.core.queue import QueueFull
@@ -33,7 +34,7 @@ from scheduler.core.step_rows import StepRows
 from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import Vocabulary
 from scheduler.core.turn import Turn
-from scheduler.media.media_store import MediaStore, Medium
+from scheduler.media.media_store import MediaStore
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import (
@@ -77,6 +78,7 @@ class EngineCore:
         self.media_store, self.adapters = media_store, runner.adapters
         self.scheduler = scheduler
         self._runner = runner
+        self._encoder = None if media_store is None else MediaEncoder(media_store, self._fail)
         self._vocabulary = vocabulary
         self._input_processor = InputProcessor(vocabulary, limits, media_store, runner.adapters)
         self._stop_checker = StopChecker(vocabulary, eos_token_ids, limits.context)
@@ -176,7 +178,9 @@ class EngineCore:
                 self._refuse_grammar(turn, error)
         if self._speculator is not None:
             self._speculator.poll(idle=not len(self.scheduler))
-        self._encode_next()
+        if self._encoder is not None:
+            decodes = any(turn.generated for turn in self.scheduler.running)
+            self._encoder.encode_next(self.scheduler.next_fed, decodes)
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
@@ -277,26 +281,6 @@ class EngineCore:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _encode_next(self) -> None:
-        """Run the encoder on one medium that a running turn waits for: no step waits for more. A turn whose medium
-        fails is ended.
-        """
-        for turn in self.scheduler.next_fed if self.media_store is not None else ():
-            if turn.media is None or turn.session is None:
-                continue
-            missing = turn.media.first_missing(turn.session.length)
-            if missing is None or self.media_store is None:
-                continue
-            assert isinstance(missing.medium, Medium)
-            try:
-                self.media_store.encode(missing.medium)
-            except Exception as error:  # out of memory, or a bug in a model
-                log.error("a picture or sound could not be encoded", exc_info=error)
-                if isinstance(error, torch.AcceleratorError):
-                    raise
-                self._fail(turn, "the model failed on a picture or sound of this request")
-            return
-
     def _draft(self, plan: list[tuple[Turn, int]]) -> dict[Turn, Draft]:
         """Tokens to feed behind the pending ones of a plan, as far as there is room for them."""
         if self._speculator is None:
@@ -386,6 +370,8 @@ class EngineCore:
         """Tell the server once that a turn runs, and what its prompt cost."""
         if turn.receipt is not None and not turn.announced:
             turn.announced = True
+            if self._encoder is not None:
+                self._encoder.keep(turn)
             self._counters.prompt_tokens += turn.receipt.prompt
             self._counters.cached_tokens += turn.receipt.cached
             self._outputs.add(turn, Delta(turn.request.turn, receipt=turn.receipt))

@@ -65,8 +65,10 @@ class MediaCommands:
         return Expanded(request.request, tuple(made), tuple(unknown))
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the thread end, and write the rows that are to be written."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._media_store is not None and self._media_store.files is not None:
+            self._media_store.files.close()
 
 
 def refuse(item: MediaItem, reason: str) -> ExpandedMedium:

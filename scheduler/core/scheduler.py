@@ -331,7 +331,7 @@ class Scheduler:
             after=None if pause is None else pause[0].kind,
             idle=None if pause is None else pause[1],
             media=len(turn.media.media) if turn.media is not None else 0,
-            encoded=len(turn.media.all_missing(acquired.reused)) if turn.media is not None else 0,
+            encoded=turn.media.to_encode(acquired.reused) if turn.media is not None else 0,
         )
 
     @property

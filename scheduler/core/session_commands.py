@@ -43,6 +43,7 @@ class SessionCommands:
         """
         self.adapters = AdapterCommands(adapters)
         self.media = MediaCommands(media_store)
+        self._rows = None if media_store is None else media_store.files
         self._store = store
         self.drafter = drafter
         self._fingerprint = fingerprint
@@ -57,7 +58,8 @@ class SessionCommands:
         """Drop a session from every tier. Its turn has been ended."""
 
         stores = [self._store] if self.drafter is None else [self._store, self.drafter.store]
-        left = len(stores)
+        owner = Owner(request.tenant, request.session, True)
+        left = len(stores) + (self._rows is not None)
 
         def told() -> None:
             nonlocal left
@@ -72,7 +74,9 @@ class SessionCommands:
             if store.archive is None:
                 told()
             else:
-                store.archive.forget(Owner(request.tenant, request.session, True), told)
+                store.archive.forget(owner, told)
+        if self._rows is not None:
+            self._rows.forget(owner, told)
 
     def pin(self, request: Pin) -> None:
         """Evict a session last."""

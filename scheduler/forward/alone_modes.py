@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from cache.attention.packed_attention import Unsupported
-from cache.pages.packed import PackedStep, Span
+from cache.pages.packed import PackedStep
 from scheduler.forward.mode import Mode
+from scheduler.media.sight import FedPart, Sight
 
 
 class AloneMode(Mode):
@@ -18,6 +19,7 @@ class AloneMode(Mode):
 
     name = "alone"
     stateful = True
+    sight: Sight | None = None  # how pictures enter, where it was measured
 
     def install(self) -> None:
         """Nothing: the model runs as it is. Raises Unsupported if it returns no cache."""
@@ -29,24 +31,31 @@ class AloneMode(Mode):
 
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """See ``Mode.forward``."""
-        logits = torch.cat([self._feed(step, span) for span in step.spans])
+        logits = torch.cat([self._feed(step, n) for n in range(len(step.spans))])
         return logits[keep]
 
-    def _feed(self, step: PackedStep, span: Span) -> torch.Tensor:
+    def _feed(self, step: PackedStep, number: int) -> torch.Tensor:
+        span = step.spans[number]
         rows = range(span.row, span.row + span.size)
         slow = self.token_by_token and span.start > 0
         parts = [slice(row, row + 1) for row in rows] if slow else [slice(rows.start, rows.stop)]
-        return torch.cat([self._run(step, span, part) for part in parts])
+        return torch.cat([self._run(step, number, part) for part in parts])
 
-    def _run(self, step: PackedStep, span: Span, rows: slice) -> torch.Tensor:
-        inputs = {name: value[:, rows] for name, value in self.positions(step).items()}
+    def _run(self, step: PackedStep, number: int, rows: slice) -> torch.Tensor:
+        span = step.spans[number]
+        inputs: dict[str, Any] = {"input_ids": step.token_ids[:, rows]}
+        inputs |= {name: value[:, rows] for name, value in self.positions(step).items()}
         cache, kept = span.session.state or (self.fresh(), None)
         if cache is not None and self.trace.argument is not None:
             inputs[self.trace.argument] = cache
         for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
             setattr(module, name, value)
+        if self.sight is not None and number in step.media:
+            start = step.range(number)[0] + rows.start - span.row
+            part = FedPart(step.media[number], start, start + rows.stop - rows.start)
+            inputs |= self.sight.inputs(step.token_ids[:, rows], [part])
         with step.called_with(rows):
-            out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
+            out = self.model(use_cache=True, return_dict=True, **inputs)
         cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
         span.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
         logits: torch.Tensor = out.logits[0]

@@ -27,7 +27,7 @@ from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMo
 from scheduler.forward.mixers import CurrentStep, MixerSplit, Together
 from scheduler.forward.mode import Mode
 from scheduler.forward.trace import Trace
-from scheduler.media.sight import Sight
+from scheduler.media.sight import FedPart, Sight
 
 
 class PagedMode(Mode):
@@ -78,7 +78,8 @@ class PagedMode(Mode):
                 span.session.state = self.trace.fresh(self._text)
         inputs["input_ids"] = step.token_ids
         if step.media and self.sight is not None:
-            inputs |= self.sight.inputs(step)
+            parts = [FedPart(step.media.get(n), *step.range(n)) for n in range(len(step.spans))]
+            inputs |= self.sight.inputs(step.token_ids, parts)
         together = self._together(step)
         with self._flight.over(step, together), self.attention_context(step):
             logits: torch.Tensor = self.model(**inputs).logits[0]

@@ -1,4 +1,4 @@
-"""``MediaStore``: the pictures and sounds that the engine knows, and what its encoder has made of them."""
+"""``MediaStore``: the media and sounds that the engine knows, and what its encoder has made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 
 from cache.media_ids import LEAST, MEDIA, media_ids
 from cache.pages.media import PlacedMedium, TimelineMedia
+from cache.segments.chain import Owner
 from scheduler.media.processor import Processor
+from scheduler.media.row_files import RowFiles, medium_name
 from scheduler.media.senses import PICTURES
 from scheduler.media.sight import EncodedRows, Sight
 
@@ -28,14 +30,22 @@ class UnknownMedium(Exception):
 class Medium:
     """A picture or sound: ``data`` are its bytes, ``text`` stands for it in a prompt, ``ids`` are the media ids of its
     rows; ``kept`` are the inputs that positions depend on. ``rows``: what the encoder made of it, while somebody keeps
-    it.
+    it. ``shapes``: of what the encoder is fed. ``file``: the name of the rows in ``files``.
     """
 
     data: bytes
     text: str
     ids: array[int]
     kept: dict[str, Any]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     rows: EncodedRows | None = None
+    file: str = ""
+    files: RowFiles | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether its rows are in memory or on disk."""
+        return self.rows is not None or (self.files is not None and self.file in self.files)
 
     @property
     def nbytes(self) -> int:
@@ -48,9 +58,20 @@ class MediaStore:
     their bytes, and a turn holds the media that it needs.
     """
 
-    def __init__(self, sight: Sight, processor: Processor, budget: int = BUDGET) -> None:
+    def __init__(
+        self,
+        sight: Sight,
+        processor: Processor,
+        budget: int = BUDGET,
+        files: RowFiles | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        """``files``: None without a disk tier. ``fingerprint``: of the model."""
         self.sight = sight
-        self.encoded = 0  # encoder passes
+        self.files = files
+        self._model = fingerprint
+        self.encoded = 0  # media
+        self.passes = 0  # of the encoder
         self.seconds = 0.0  # that they took
         self._processor = processor
         self._fingerprint = processor.fingerprint
@@ -76,12 +97,16 @@ class MediaStore:
             too = "small" if self.sight.sense is PICTURES else "short"
             raise ValueError(f"the {self.sight.sense.noun} is too {too} for this model")
         ids = media_ids(f"{digest} {self._fingerprint}", rows)
-        return Medium(data, processed.text, ids, self.sight.position_inputs(processed.inputs))
+        return Medium(
+            data, processed.text, ids, self.sight.position_inputs(processed.inputs), _shapes(processed.inputs)
+        )
 
     def add(self, tenant: str, digest: str, medium: Medium) -> Medium:
         """Know a medium from now on; returns the one that was known already, if there is one."""
         known = self._known.setdefault((tenant, digest), medium)
         if known is medium:
+            medium.file = medium_name(tenant, digest, self._fingerprint, self._model)
+            medium.files = self.files
             self._bytes += medium.nbytes
             self._trim()
         return known
@@ -105,22 +130,55 @@ class MediaStore:
             at += len(mine)
         return self.sight.place(ids, placed, [one.medium.kept for one in placed if isinstance(one.medium, Medium)])
 
-    def encode(self, medium: Medium) -> None:
-        """One encoder pass. Raises what the model does, and ValueError if the rows are not as many as were counted."""
+    def keep(self, owner: Owner, media: TimelineMedia) -> None:
+        """Have a session keep the rows of its media on disk, those that there are."""
+        for placed in media.media if self.files is not None else ():
+            if self.files is not None and isinstance(placed.medium, Medium):
+                rows = placed.medium.rows
+                self.files.keep(owner, placed.medium.file, None if rows is None else (rows.rows, *rows.levels))
+
+    def encode(self, media: Sequence[Medium]) -> None:
+        """Find the rows of media on disk, or make those that are not there: one encoder pass. Raises what the model
+        does, and ValueError if the rows are not as many as were counted. Several ``media`` have one shape.
+        """
+        for medium in media:
+            self._set_rows(medium, self._read(medium))
+        lacking = [medium for medium in media if medium.rows is None]
+        if not lacking:
+            return
         started = time.perf_counter()
-        before = medium.nbytes
-        rows = self.sight.encode(self._processor.process([medium.data]))
-        self.encoded += 1
+        made = self.sight.encode(self._processor.process([medium.data for medium in lacking]))
+        self.encoded += len(lacking)
+        self.passes += 1
         self.seconds += time.perf_counter() - started
-        if len(rows.rows) != len(medium.ids):
+        counts = [len(medium.ids) for medium in lacking]
+        if len(made.rows) != sum(counts):
             raise ValueError("the encoder makes another number of rows than the processor has counted")
+        for medium, rows in zip(lacking, made.split(counts), strict=True):
+            self._set_rows(medium, rows)
+
+    def _set_rows(self, medium: Medium, rows: EncodedRows | None) -> None:
+        before = medium.nbytes
         medium.rows = rows
         if any(known is medium for known in self._known.values()):
             self._bytes += medium.nbytes - before
             self._trim()
+
+    def _read(self, medium: Medium) -> EncodedRows | None:
+        """Its rows from disk, if they are there."""
+        parts = self.files.load(medium.file) if self.files is not None else None
+        like = self.sight.like
+        if parts is None or like is None or len(parts[0]) != len(medium.ids):
+            return None
+        first, *levels = (part.to(self.sight.model.device) for part in parts)
+        return EncodedRows(first, tuple(levels), like.like)
 
     def _trim(self) -> None:
         """Forget the least recently used media beyond the budget, but not the newest."""
         while self._bytes > self._budget and len(self._known) > 1:
             _, medium = self._known.popitem(last=False)
             self._bytes -= medium.nbytes
+
+
+def _shapes(inputs: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(getattr(value, "shape", ()))) for name, value in sorted(inputs.items()))

@@ -17,7 +17,8 @@ MOST_SECONDS = 3600  # of a sound that is decoded here
 class Sense:
     """``kind``: as media are called; ``noun``: for people. ``argument``: of a processor, that takes some; ``mark``: its
     attribute with what a prompt has for one; ``part``: its attribute with what prepares them. ``inputs``: arguments of
-    a model's forward, of which it has one. ``libraries`` that decode them.
+    a model's forward, of which it has one. ``modality``: their number among kinds of tokens. ``libraries`` that decode
+    them.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Sense:
     mark: str
     part: str
     inputs: tuple[str, ...]
+    modality: int
     libraries: tuple[str, ...]
 
     @property
@@ -34,7 +36,7 @@ class Sense:
         return all(find_spec(name) is not None for name in self.libraries)
 
 
-PICTURES = Sense("image", "picture", "images", "image_token", "image_processor", ("pixel_values",), ("PIL",))
+PICTURES = Sense("image", "picture", "images", "image_token", "image_processor", ("pixel_values",), 1, ("PIL",))
 SOUNDS = Sense(
     "audio",
     "sound",
@@ -42,6 +44,7 @@ SOUNDS = Sense(
     "audio_token",
     "feature_extractor",
     ("input_features", "input_values"),
+    3,
     ("soundfile", "soxr"),
 )
 

@@ -10,7 +10,7 @@ import inspect
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +18,15 @@ import torch
 from cache.media_ids import MEDIA
 from cache.memory.stream import put
 from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
-from cache.pages.packed import PackedStep
 from scheduler.media.processor import Processed, to_device
 from scheduler.media.senses import PICTURES, SOUNDS, Sense
 
 _ENCODE = "get_image_features"  # transformers' name for it
 _POSITIONS = "get_rope_index"  # and for what tells positions of several axes
+_LEVELS = "deepstack_features"  # of an encoder's output: rows that are added behind several layers
 _OUTPUTS = "mm_encoder_outputs"  # the argument that takes what the encoder made
-TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments that say which tokens are pictures
+_MODALITIES = "mm_token_type_ids"  # has a number for each kind of media
+TYPES = ("token_type_ids", _MODALITIES, "moe_mm_token_type_ids")  # arguments that say which tokens are pictures
 
 
 class Blind(Exception):
@@ -46,6 +47,21 @@ class EncodedRows:
     def nbytes(self) -> int:
         """Bytes of the rows."""
         return sum(part.numel() * part.element_size() for part in (self.rows, *self.levels))
+
+    def split(self, counts: list[int]) -> list[EncodedRows]:
+        """Those of pictures that were encoded together, with so many rows each."""
+        if len(counts) == 1:
+            return [self]
+        parts = [[one.clone() for one in torch.split(part, counts)] for part in (self.rows, *self.levels)]
+        return [EncodedRows(first, tuple(levels), self.like) for first, *levels in zip(*parts, strict=True)]
+
+
+class FedPart(NamedTuple):
+    """Tokens ``start .. stop`` of a session that has ``media``, or none."""
+
+    media: TimelineMedia | None
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,8 @@ class Sight:
             raise Blind(f"its forward takes no {' or '.join(self.sense.inputs)}")
         self._positions_owner = _owner(model, _POSITIONS)
         self.placeholder = -1
+        self.together = False  # several pictures of one shape in one pass of the encoder change nothing
+        self.like: EncodedRows | None = None  # the last ones: all have one shape but for their number
         self._takes_outputs = _OUTPUTS in self.accepts and self.sense is PICTURES  # it leaves sounds out, silently
         self.way = Way(self._takes_outputs, False, BothWays.NEVER)
 
@@ -89,8 +107,13 @@ class Sight:
 
     # -- a picture --------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def encode(self, processed: Processed) -> EncodedRows:
+        """What the encoder makes of a picture. Raises what the model does, and Blind."""
+        self.like = self._encode(processed)
+        return self.like
+
+    @torch.inference_mode()
+    def _encode(self, processed: Processed) -> EncodedRows:
         """Run the encoder on one picture. Raises what the model does, and Blind."""
         owner = _owner(self.model, _ENCODE)
         if owner is None:
@@ -104,8 +127,9 @@ class Sight:
         out = encode(**taken)
         rows = out.get("pooler_output")
         rows = out["last_hidden_state"] if rows is None else rows
-        levels = out.get("deepstack_features") or ()
-        return EncodedRows(_flat(rows), tuple(_flat(level) for level in levels), _Shape.of(out, rows))
+        levels = [_LayerRows.of(level) for level in out.get(_LEVELS) or ()]
+        parts = tuple(_flat(level.part(made)) for level, made in zip(levels, out.get(_LEVELS) or (), strict=True))
+        return EncodedRows(_flat(rows), parts, _Shape.of(out, rows, tuple(levels)))
 
     def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Of a picture's inputs those that its positions depend on."""
@@ -128,23 +152,32 @@ class Sight:
         tokens = torch.where(marked, self.placeholder, tokens)
         function = getattr(self._positions_owner, _POSITIONS)
         wanted = inspect.signature(function).parameters
-        given = {name: marked.int() for name in TYPES if name in wanted}
+        given = self.types(marked, wanted)
         joined = {name: torch.cat([torch.as_tensor(one[name]) for one in kept]) for name in (kept[0] if kept else ())}
         found, _ = function(input_ids=tokens, attention_mask=torch.ones_like(tokens), **given, **joined)
         return np.asarray(found[:, 0].cpu(), np.int64)
 
+    def types(self, marked: torch.Tensor, accepts: Any = None) -> dict[str, torch.Tensor]:
+        """The arguments that say which tokens are rows of media, of those that a function ``accepts``: the forward,
+        without one. ``marked``: bool.
+        """
+        code = {_MODALITIES: self.sense.modality}
+        names = [name for name in TYPES if name in (self.accepts if accepts is None else accepts)]
+        return {name: marked.long() * code.get(name, 1) for name in names}
+
     # -- a step -----------------------------------------------------------------------------------------------------
 
-    def inputs(self, step: PackedStep) -> dict[str, Any]:
-        """Arguments of the model's forward for a step with sessions that have media, which replace those of text."""
-        tokens = step.token_ids
+    def inputs(self, tokens: torch.Tensor, parts: Sequence[FedPart]) -> dict[str, Any]:
+        """Arguments of the model's forward for ``tokens [1, T]`` of sessions of which some have media, side by side;
+        they replace those of text.
+        """
         marked = tokens >= MEDIA
         found: dict[str, Any] = {"input_ids": tokens}
-        if any(media.axes for media in step.media.values()):
-            found["position_ids"] = self._positions(step)
+        if any(part.media is not None and part.media.axes for part in parts):
+            found["position_ids"] = self._positions(parts, tokens.device)
         if self.way.typed:
-            found |= {name: marked.long() for name in TYPES if name in self.accepts}
-        rows = [rows for n, media in step.media.items() for rows in media.rows(*step.range(n))]
+            found |= self.types(marked)
+        rows = [rows for part in parts if part.media is not None for rows in part.media.rows(part.start, part.stop)]
         if not rows:
             return found
         return found | (self._whole(tokens, marked, rows) if self.way.whole else self._embed(tokens, marked, rows))
@@ -169,18 +202,17 @@ class Sight:
         shape = rows[0].medium.rows.like
         return {"input_ids": ids, _OUTPUTS: {"image": shape.output(made, levels)}}
 
-    def _positions(self, step: PackedStep) -> torch.Tensor:
+    @staticmethod
+    def _positions(parts: Sequence[FedPart], device: torch.device) -> torch.Tensor:
         """``[axes, 1, T]``."""
-        axes = max(media.axes for media in step.media.values())
-        parts = []
-        for number, _ in enumerate(step.spans):
-            start, stop = step.range(number)
-            media = step.media.get(number)
-            if media is not None and media.axes:
-                parts.append(media.positions(start, stop))
+        axes = max(part.media.axes for part in parts if part.media is not None)
+        found = []
+        for part in parts:
+            if part.media is not None and part.media.axes:
+                found.append(part.media.positions(part.start, part.stop))
             else:
-                parts.append(np.tile(np.arange(start, stop), (axes, 1)))
-        return put(np.concatenate(parts, 1)[:, None], step.token_ids.device)
+                found.append(np.tile(np.arange(part.start, part.stop), (axes, 1)))
+        return put(np.concatenate(found, 1)[:, None], device)
 
 
 class Hearing(Sight):
@@ -196,7 +228,7 @@ class Hearing(Sight):
         self._decoder = decoder
 
     @torch.inference_mode()
-    def encode(self, processed: Processed) -> EncodedRows:
+    def _encode(self, processed: Processed) -> EncodedRows:
         """Run the encoder on one sound, and not the decoder. Raises what the model does, and Blind."""
         ids = torch.tensor([processed.ids], device=self.model.device)
         taken = {name: value for name, value in processed.inputs.items() if name in self.accepts}
@@ -230,25 +262,51 @@ def _catch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     raise _Caught(kwargs.get("inputs_embeds"))
 
 
+class _LayerRows(NamedTuple):
+    """Rows that are added behind a layer, as models write them: one tensor, or one per picture (``listed``); beside the
+    number of the ``layer``, if they tell it.
+    """
+
+    listed: bool
+    layer: int | None
+
+    @classmethod
+    def of(cls, made: Any) -> _LayerRows:
+        told = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], int)
+        return cls(not isinstance(made[1] if told else made, torch.Tensor), made[0] if told else None)
+
+    def part(self, made: Any) -> Any:
+        """The tensor or tensors of what a model has made."""
+        return made if self.layer is None else made[1]
+
+    def output(self, rows: torch.Tensor) -> Any:
+        """The same with other rows ``[n, hidden]``."""
+        part = [rows] if self.listed else rows
+        return part if self.layer is None else (self.layer, part)
+
+
 @dataclass(frozen=True)
 class _Shape:
-    """The class of an encoder's output, and whether its rows are one tensor or one per picture."""
+    """The class of an encoder's output, and whether its rows are one tensor or one per picture; ``levels``: of the rows
+    that are added later.
+    """
 
     kind: Any
     field: str
     listed: bool
+    levels: tuple[_LayerRows, ...]
 
     @classmethod
-    def of(cls, out: Any, rows: Any) -> _Shape:
+    def of(cls, out: Any, rows: Any, levels: tuple[_LayerRows, ...]) -> _Shape:
         field = "pooler_output" if out.get("pooler_output") is not None else "last_hidden_state"
-        return cls(type(out), field, not isinstance(rows, torch.Tensor))
+        return cls(type(out), field, not isinstance(rows, torch.Tensor), levels)
 
     def output(self, rows: torch.Tensor, levels: Sequence[torch.Tensor]) -> Any:
         """An output with these rows ``[n, hidden]``; each of ``levels`` has as many."""
         made = self.kind()
         made[self.field] = [rows] if self.listed else rows[None]
         if levels:
-            made["deepstack_features"] = list(levels)
+            made[_LEVELS] = [level.output(part) for level, part in zip(self.levels, levels, strict=True)]
         return made
 
 

@@ -9,9 +9,9 @@ import io
 import wave
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ from cache.pages.media import PlacedMedium
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
+from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode
 from scheduler.forward.modes import PagedMode, language_model
 from scheduler.forward.rope import LongRope
 from scheduler.media.processor import Processed, Processor, to_device
 from scheduler.media.senses import PICTURES
-from scheduler.media.sight import TYPES, Blind, EncodedRows, Hearing, Sight
+from scheduler.media.sight import Blind, EncodedRows, Hearing, Sight
 from scheduler.model.measurement import make_session, random_tokens, reference_logits, relative_error
 from scheduler.model.runner import ModelRunner
 
@@ -38,12 +39,15 @@ _TEXTS = (6, 5, 6, 3, 4)  # tokens before, between and behind two of them
 _BESIDE = 26  # tokens of the session without pictures
 
 
+_Sighted = PagedMode | AloneMode  # modes that take pictures
+
+
 def look(mode: Mode, processor: Processor, page_size: int, rope: LongRope | None, tolerance: float) -> Sight:
     """How the model of an installed ``mode`` sees; the mode then takes pictures. Raises Blind with the reason, the
     mode is then as it was.
     """
-    if not isinstance(mode, PagedMode):
-        raise Blind(f"{processor.sense.noun}s need a packed mode, and it runs {mode.name}")
+    if not isinstance(mode, _Sighted):
+        raise Blind(f"{processor.sense.noun}s need a mode that keeps KV of tokens, and it runs {mode.name}")
     with _unchanged(mode.model):
         try:
             trial = _SightTrial(mode, processor, page_size, rope)
@@ -62,6 +66,8 @@ def look(mode: Mode, processor: Processor, page_size: int, rope: LongRope | None
 class _MadeUp:
     """A made-up picture, processed and encoded alone."""
 
+    stored = True
+
     def __init__(self, data: bytes, processed: Processed, rows: EncodedRows) -> None:
         self.data, self.inputs, self.rows, self.ids = data, processed.inputs, rows, processed.ids
 
@@ -71,11 +77,29 @@ class _MadeUp:
         return [next(numbers) if token == placeholder else token for token in self.ids]
 
 
+class _Chat(NamedTuple):
+    """A made-up timeline with media: ``stops`` are the lengths up to which it is fed in turn, ``expected`` the logits
+    of the model's own forward over all of it.
+    """
+
+    media: tuple[_MadeUp, ...]
+    ids: array[int]
+    stops: list[int]
+    expected: torch.Tensor
+
+    @property
+    def places(self) -> list[np.ndarray[Any, Any]]:
+        """Where the rows of each medium stand."""
+        return _places(self.ids, self.media)
+
+
 class _SightTrial:
     """A model, made-up pictures, and what its own forward says of them."""
 
-    def __init__(self, mode: PagedMode, processor: Processor, page_size: int, rope: LongRope | None) -> None:
-        self.mode, self._rope, self._page_size = mode, rope, page_size
+    def __init__(
+        self, mode: PagedMode | AloneMode, processor: Processor, page_size: int, rope: LongRope | None
+    ) -> None:
+        self.mode, self._rope, self._page_size, self._processor = mode, rope, page_size, processor
         sees = processor.sense is PICTURES
         self.sight = Sight(mode.model) if sees else Hearing(mode.model, language_model(mode.model))
         data = (
@@ -83,47 +107,65 @@ class _SightTrial:
             if sees
             else [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
         )
-        self._made = [self._make(processor, one) for one in data]
+        self._made = [self._make(one) for one in data]
         self.sight.placeholder = self._placeholder(processor.added)
-        pair = self._made[:2]
-        texts = random_tokens(mode.model, _TEXTS)
-        a, b = (one.mark(self.sight.placeholder, str(n)) for n, one in enumerate(pair))
-        parts = [texts[0].tolist() + a + texts[1].tolist(), texts[2].tolist()]
-        parts.append(texts[3].tolist() + b + texts[4].tolist())
-        self._ids = array("i", [token for part in parts for token in part])
+        self._texts = [part.tolist() for part in random_tokens(mode.model, _TEXTS)]
         self._beside = random_tokens(mode.model, (_BESIDE,))[0]
-        first, second = (self._middle(n) for n in range(2))
-        self._stops = sorted({first, len(parts[0]), len(parts[0]) + len(parts[1]), second, len(self._ids) - 3})
-        self._stops += range(self._stops[-1] + 1, len(self._ids) + 1)
-        joined = processor.process([one.data for one in pair]).inputs
-        mode.remove()
-        try:
-            self._expected = self._reference(joined)
-            self._alone = reference_logits(mode.model, make_session(self._beside, None))
-        finally:
-            mode.install()
+        self._chats = [self._chat(self._made[:2])]
+        self._alone = self._plainly(lambda: reference_logits(mode.model, make_session(self._beside, None)))
 
     def choose(self, tolerance: float) -> Sight:
         """The first way that is right. Raises Blind."""
-        tried = []
-        for way in self.sight.ways():
-            self.sight.way = way
-            try:
-                error = self._measure()
-                if error <= tolerance:
-                    return self.sight
-                tried.append(f"{way}: error {error:.1e}")
-            except Exception as error:  # whatever a model raises is its verdict on this way
-                tried.append(f"{way}: {first_line(error, 100)}")
+        tried = self._try_ways(tolerance)
+        if tried and self._encodes_together_otherwise():
+            # Of two in one forward the model itself makes other rows than of each: then chats with one are compared.
+            self._chats = [self._chat([one]) for one in self._made[:2]]
+            tried = self._try_ways(tolerance)
+        if not tried:
+            self.sight.together = self._processor.sense is PICTURES and self._encodes_alike_together()
+            return self.sight
         raise Blind(
             f"no way to merge {self.sight.sense.noun}s gives correct results: {'; '.join(dict.fromkeys(tried))}"
         )
 
-    def _make(self, processor: Processor, data: bytes) -> _MadeUp:
-        processed = processor.process([data])
+    def _try_ways(self, tolerance: float) -> list[str]:
+        """Set the first way that is right; returns the errors of those that were tried if none is."""
+        tried = []
+        for way in self.sight.ways():
+            self.sight.way = way
+            try:
+                error = max(self._measure(chat) for chat in self._chats)
+                if error <= tolerance:
+                    return []
+                tried.append(f"{way}: error {error:.1e}")
+            except Exception as error:  # whatever a model raises is its verdict on this way
+                tried.append(f"{way}: {first_line(error, 100)}")
+        return tried
+
+    def _encodes_together_otherwise(self) -> bool:
+        pair = self._made[:2]
+        try:
+            rows = self.sight.encode(self._processor.process([one.data for one in pair])).rows
+        except Exception:  # whatever an encoder raises of several at once
+            return True
+        alone = torch.cat([one.rows.rows for one in pair])
+        return rows.shape != alone.shape or not torch.allclose(rows, alone, atol=1e-3, rtol=1e-3)
+
+    def _encodes_alike_together(self) -> bool:
+        """Whether two pictures of one size have the same rows together as each alone."""
+        pair = [_picture(*_SIZES[1], seed) for seed in (1, 2)]
+        try:
+            rows = self.sight.encode(self._processor.process(pair)).rows
+        except Exception:  # whatever a processor or an encoder raises of several at once
+            return False
+        alone = torch.cat([self.sight.encode(self._processor.process([one])).rows for one in pair])
+        return rows.shape == alone.shape and torch.allclose(rows, alone, atol=1e-4, rtol=1e-4)
+
+    def _make(self, data: bytes) -> _MadeUp:
+        processed = self._processor.process([data])
         rows, again = (self.sight.encode(processed) for _ in range(2))
         if not torch.allclose(rows.rows, again.rows, atol=1e-3, rtol=1e-3):
-            raise Blind(f"its encoder makes other rows of the same {processor.sense.noun} each time")
+            raise Blind(f"its encoder makes other rows of the same {self._processor.sense.noun} each time")
         return _MadeUp(data, processed, rows)
 
     def _placeholder(self, added: frozenset[int]) -> int:
@@ -137,63 +179,71 @@ class _SightTrial:
             raise Blind("no token stands for the rows of its encoder one by one")
         return common.pop()
 
-    def _middle(self, number: int) -> int:
-        """A position within the rows of picture ``number``."""
-        marked = np.flatnonzero(np.asarray(self._ids) >= MEDIA)
-        size = len(self._made[0].rows.rows)
-        places = marked[:size] if number == 0 else marked[size:]
-        return int(places[len(places) // 2])
+    def _chat(self, media: Sequence[_MadeUp]) -> _Chat:
+        """A timeline with media and texts around them, fed in chunks that end within the media."""
+        first, *others = (one.mark(self.sight.placeholder, str(n)) for n, one in enumerate(media))
+        texts, rest = self._texts, [token for one in others for token in one]
+        parts = [texts[0] + first + texts[1], texts[2], texts[3] + rest + texts[4]]
+        ids = array("i", [token for part in parts for token in part])
+        middles = [int(places[len(places) // 2]) for places in _places(ids, media)]
+        stops = sorted({*middles, len(parts[0]), len(parts[0]) + len(parts[1]), len(ids) - 3})
+        stops += range(stops[-1] + 1, len(ids) + 1)
+        joined = self._processor.process([one.data for one in media]).inputs
+        return _Chat(tuple(media), ids, stops, self._plainly(lambda: self._reference(ids, joined)))
+
+    def _plainly(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The result of a forward of the model as it was before its mode was installed."""
+        self.mode.remove()
+        try:
+            return forward()
+        finally:
+            self.mode.install()
 
     @torch.inference_mode()
-    def _reference(self, joined: dict[str, Any]) -> torch.Tensor:
+    def _reference(self, timeline: array[int], joined: dict[str, Any]) -> torch.Tensor:
         model, accepts = self.mode.model, self.sight.accepts
-        marked = torch.from_numpy(np.asarray(self._ids, np.int64))[None].to(model.device)
+        marked = torch.from_numpy(np.asarray(timeline, np.int64))[None].to(model.device)
         given = {name: value for name, value in joined.items() if name in accepts}
         given = to_device(given, model.device, model.dtype)
-        given |= {name: (marked >= MEDIA).long() for name in TYPES if name in accepts}
+        given |= self.sight.types(marked >= MEDIA)
         ids = torch.where(marked >= MEDIA, self.sight.placeholder, marked)
         if "attention_mask" in inspect.signature(model.forward).parameters:
             given["attention_mask"] = torch.ones_like(ids)
         logits: torch.Tensor = model(input_ids=ids, use_cache=False, return_dict=True, **given).logits[0]
         return logits
 
-    def _measure(self) -> float:
+    def _measure(self, chat: _Chat) -> float:
         """The worst error of both sessions, over chunks of a prompt that end within pictures, and resumed turns."""
         size = self._page_size
-        slots = -(-len(self._ids) // size) + -(-len(self._beside) // size) + 2
+        slots = -(-len(chat.ids) // size) + -(-len(self._beside) // size) + 2
         tier = MemoryTier(slots, size, self.mode.model.device)
         store = SessionStore(
             PagePool(tier, MemoryTier(0, size, torch.device("cpu"))), 0 if self.mode.stateful else None
         )
         runner = ModelRunner(self.mode, tier, self._rope)
-        seeing, reading = (self._begin(ids, store) for ids in (self._ids, self._beside))
+        seeing, reading = self._begin(chat.ids, store), self._begin(self._beside, store)
+        placed = [PlacedMedium(*pair) for pair in zip(chat.media, chat.places, strict=True)]
+        kept = [self.sight.position_inputs(one.inputs) for one in chat.media]
+        seeing.media = self.sight.place(chat.ids, placed, kept)
         found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for stop in self._stops:
+        for stop in chat.stops:
             count = self._feed(seeing, stop)
             work = [(seeing, count)] if count else []
             left = len(self._beside) - reading.length
-            beside = min(left, 7 if stop < len(self._ids) - 3 else 1)
+            beside = min(left, 7 if stop < len(chat.ids) - 3 else 1)
             work = [(reading, beside), *work] if beside and stop % 2 else [*work, *([(reading, beside)] * bool(beside))]
             if not work:
                 continue
             logits = runner.run(work, range(sum(fed for _, fed in work)))
             for (session, fed), part in zip(work, torch.split(logits, [fed for _, fed in work]), strict=True):
                 found[session is reading].append(part[:fed])
-        pairs = zip(found, (self._expected, self._alone), strict=True)
-        return max(relative_error(torch.cat(got), want.float()) for got, want in pairs)
+        seen, read = (torch.cat(parts) for parts in found)
+        return max(relative_error(seen, chat.expected.float()), relative_error(read, self._alone[: len(read)].float()))
 
     def _begin(self, ids: array[int], store: SessionStore) -> SessionCache:
         session = make_session(ids, None)
         session.stateful = self.mode.stateful
         session.warm = session.running = True
-        if ids is self._ids:
-            marked = np.flatnonzero(np.asarray(ids) >= MEDIA)
-            size = len(self._made[0].rows.rows)
-            pairs = zip(self._made, (marked[:size], marked[size:]), strict=False)
-            placed = [PlacedMedium(one, places) for one, places in pairs]
-            session.media = self.sight.place(
-                ids, placed, [self.sight.position_inputs(one.inputs) for one in self._made[:2]]
-            )
         store.reserve(session, len(ids))
         return session
 
@@ -203,11 +253,17 @@ class _SightTrial:
         return session.media.feedable(session.length, count) if session.media is not None and count > 0 else count
 
 
-def _picture(width: int, height: int) -> bytes:
+def _places(ids: array[int], media: Sequence[_MadeUp]) -> list[np.ndarray[Any, Any]]:
+    """The positions of the rows of each of ``media``, which stand in ``ids`` in this order."""
+    marked = np.flatnonzero(np.asarray(ids) >= MEDIA)
+    return np.split(marked, np.cumsum([len(one.rows.rows) for one in media])[:-1])
+
+
+def _picture(width: int, height: int, seed: int = 0) -> bytes:
     """A PNG of random pixels."""
     from PIL import Image
 
-    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels = np.random.default_rng((width, seed)).integers(0, 256, (height, width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()

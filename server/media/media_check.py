@@ -26,6 +26,8 @@ MAX_CHANNELS = 8
 RATES = (4_000, 384_000)  # samples per second
 COMPLETE = 0.95  # part of the samples that a file announces, at least
 
+OGG_END = 4  # in the flags of a page: the last one of its stream
+
 Answer = tuple[dict[str, object], bytes]
 DAMAGED = "is damaged, cut short, or no valid"
 
@@ -107,6 +109,8 @@ def listen_to(data: bytes, rate: int, max_seconds: int) -> Answer:
 
     if lacks_samples(data):
         return {"refused": "is a WAV file that is cut short"}, b""
+    if lacks_pages(data):
+        return {"refused": "is an Ogg file that is cut short, or that has no end"}, b""
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
         format = SOUND_FORMATS.get(sound.format)
         if format is None:
@@ -154,6 +158,20 @@ def lacks_samples(data: bytes) -> bool:
             return size < 2**32 - 2**16 and size > len(data) - at - 8
         at += 8 + size + size % 2
     return False
+
+
+def lacks_pages(data: bytes) -> bool:
+    """Whether an Ogg file ends within a page, or has a stream whose last page is not marked as such."""
+    if data[:4] != b"OggS":
+        return False
+    at = 0
+    open_streams: set[bytes] = set()
+    while data[at : at + 4] == b"OggS" and at + 27 <= len(data):
+        begin, count = at + 27, data[at + 26]
+        stream = data[at + 14 : at + 18]
+        (open_streams.discard if data[at + 5] & OGG_END else open_streams.add)(stream)
+        at = begin + count + sum(data[begin : begin + count])
+    return at > len(data) or bool(open_streams)
 
 
 def confine() -> None:

@@ -22,6 +22,7 @@ from scheduler.protocol import FinishReason, Submit, TokenLogprob, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ROOMY = 32 << 20  # bytes of KV
+TENANT = "a"
 _STEP_LIMIT = 2_000
 _BANNED = -1e4
 
@@ -76,13 +77,31 @@ class Driver:
         self._prompts: dict[str, list[int]] = {}
         self._outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
 
-    def send(self, prompt: list[int], count: int, session: str | None = None, *, read: bool = False) -> str:
+    def send(
+        self,
+        prompt: list[int],
+        count: int,
+        session: str | None = None,
+        *,
+        read: bool = False,
+        media: tuple[str, ...] = (),
+    ) -> str:
         """Submit a turn of ``count`` tokens; returns its id. ``read``: also report on the prompt."""
         turn = f"t{len(self._prompts)}"
         self._prompts[turn] = prompt
         width = self.facts.vocab_size
         stopping = Stopping(max_tokens=count, ignore_eos=True)
-        request = Submit(turn, "a", pack_ids(prompt), session, self._sampling, stopping, width, width if read else None)
+        request = Submit(
+            turn,
+            TENANT,
+            pack_ids(prompt),
+            session,
+            self._sampling,
+            stopping,
+            width,
+            width if read else None,
+            media=media,
+        )
         refused = self.engine.submit(request)
         if refused is not None:
             raise TurnFailed(f"refused: {refused.code}")
@@ -109,9 +128,9 @@ class Driver:
         if not self.engine.idle:
             raise TurnFailed("the engine does not come to an end")
 
-    def ask(self, prompt: list[int], count: int, session: str | None = None, *, read: bool = False) -> Reply:
-        """One turn from beginning to end."""
-        turn = self.send(prompt, count, session, read=read)
+    def ask(self, prompt: list[int], count: int, session: str | None = None, **options: Any) -> Reply:
+        """One turn from beginning to end; ``options`` are those of ``send``."""
+        turn = self.send(prompt, count, session, **options)
         self.run()
         return self.reply(turn)
 

@@ -204,7 +204,7 @@ REAL: dict[str, dict[str, Any]] = {
 }
 
 # Code paths of prefill and decode that differ by design (a lower bound on dt in one of them only).
-DRIFTING = {"nemotron_h", "zamba2", "nemo_speechlm"}
+DRIFTING = {"nemotron_h", "nemotron_h_omni", "zamba2", "nemo_speechlm"}
 
 
 def overlay(settings: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The name, marked where it comes from the sequence-to-sequence list."""
-        return self.name if self.kind == "causal" else f"{self.name} (s2s)"
+        """The name, marked where it does not come from the list of causal models."""
+        return self.name if self.kind == "causal" else f"{self.name} ({self.kind})"
 
     @property
     def outcome(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from scheduler.speech_messages import SpeechFacts, SpokenPart, Transcribe
+from scheduler.speech_messages import SpeechFacts, SpokenPart, Transcribe, Transcribed
+from server.api.audio.objects import compression
 from server.api.audio.schemas import TranscriptionForm, TranslationForm
 from server.engine.engine import Engine
 from server.errors import ApiError
@@ -16,6 +17,19 @@ from server.media.sound_decoder import DecodedSound
 
 SHORTEST = 0.1  # seconds behind the last window that are worth another one
 WIDTH = 2  # bytes of a sample
+HIGHER = (0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures; these and the thresholds are whisper's
+LEAST_LOGPROB, MOST_COMPRESSED, SILENCE = -1.0, 2.4, 0.6
+
+
+def is_doubtful(parts: Sequence[SpokenPart]) -> bool:
+    """Whether what was heard in a window repeats itself or is unlikely, and not because nobody speaks in it."""
+    if not parts:
+        return False
+    text = "".join(part.text for part in parts).encode()
+    unlikely = parts[0].logprob < LEAST_LOGPROB
+    if unlikely and parts[0].no_speech > SILENCE:
+        return False
+    return unlikely or compression(text) > MOST_COMPRESSED
 
 
 @dataclass
@@ -42,7 +56,7 @@ class Listening:
         while at == 0 or total - at >= SHORTEST * rate:
             more = at + size < total
             window = Transcribe(
-                uuid.uuid4().hex,
+                "",
                 samples[at * WIDTH : (at + size) * WIDTH],
                 more,
                 self.language if self.language in self.speech.languages else "",
@@ -51,15 +65,31 @@ class Listening:
                 self.form.temperature,
                 self.speech.timestamps and (more or at > 0 or self.form.wants_times),
             )
-            heard = await self.engine.transcribe(window)
-            if heard.error:
-                raise ApiError(500, heard.error, code="transcription_failed")
+            heard, temperature = await self._hear(window)
             self.language = self.language or heard.language
             offset = at / rate
-            yield [structs.replace(part, start=part.start + offset, end=part.end + offset) for part in heard.parts]
+            yield [
+                structs.replace(part, start=part.start + offset, end=part.end + offset, temperature=temperature)
+                for part in heard.parts
+            ]
             if not more:
                 return
             at += max(1, round(heard.used * rate))
+
+    async def _hear(self, window: Transcribe) -> tuple[Transcribed, float]:
+        """The answer for a window, and the temperature at which it was given: where that is 0, a doubtful answer is
+        asked for again at higher ones, as in whisper's own method.
+        """
+        tried = HIGHER if self.speech.timestamps and not window.temperature else ()
+        for temperature in (window.temperature, *tried):
+            heard = await self.engine.transcribe(
+                structs.replace(window, request=uuid.uuid4().hex, temperature=temperature)
+            )
+            if heard.error:
+                raise ApiError(500, heard.error, code="transcription_failed")
+            if not is_doubtful(heard.parts):
+                break
+        return heard, temperature
 
     def join(self, texts: list[str]) -> str:
         """The text of windows or parts. What a model that tells times writes begins with its own space."""

@@ -46,13 +46,17 @@ class SpokenSegment(msgspec.Struct, frozen=True):
     no_speech_prob: float
 
     @classmethod
-    def of(cls, number: int, part: SpokenPart, temperature: float) -> SpokenSegment:
+    def of(cls, number: int, part: SpokenPart) -> SpokenSegment:
         """Segment ``number`` of an answer."""
-        data = part.text.encode()
-        ratio = len(data) / len(zlib.compress(data)) if data else 0.0
+        ratio = compression(part.text.encode())
         times = round(part.start, 3), round(part.end, 3)
         figures = round(part.logprob, 4), round(ratio, 4), round(part.no_speech, 4)
-        return cls(number, int(part.start * 100), *times, part.text, part.tokens, temperature, *figures)
+        return cls(number, int(part.start * 100), *times, part.text, part.tokens, part.temperature, *figures)
+
+
+def compression(text: bytes) -> float:
+    """How many times shorter a text is when it is compressed: large where it repeats itself."""
+    return len(text) / len(zlib.compress(text)) if text else 0.0
 
 
 class VerboseTranscription(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ def make_response(listening: Listening, parts: list[SpokenPart]) -> Response:
             return PlainTextResponse(srt(parts))
         case "vtt":
             return PlainTextResponse(vtt(parts))
-    segments = [SpokenSegment.of(number, part, form.temperature) for number, part in enumerate(parts)]
+    segments = [SpokenSegment.of(number, part) for number, part in enumerate(parts)]
     task: Literal["transcribe", "translate"] = "transcribe" if isinstance(form, TranscriptionForm) else "translate"
     told = round(seconds, 3), text, segments, Duration.of(seconds)
     return json_response(VerboseTranscription(task, listening.language, *told))

@@ -60,8 +60,8 @@ def test_further_models_hear_a_sound_in_two_turns(name: str) -> None:
     kit.leave()
 
 
-def test_an_edit_a_fork_and_a_restart_encode_nothing(tmp_path: Path) -> None:
-    name = "qwen2_audio"
+@pytest.mark.parametrize("name", [*HEARING, *OTHERS])
+def test_an_edit_a_fork_a_restart_and_an_eviction_encode_nothing(name: str, tmp_path: Path) -> None:
     kit = SeeingKit(name, tmp_path)
     parts = turn_one()
     kit.ask(parts, "s")
@@ -79,6 +79,17 @@ def test_an_edit_a_fork_and_a_restart_encode_nothing(tmp_path: Path) -> None:
     kit.check(ids, longer, outcome)
     assert outcome.receipt is not None
     assert outcome.receipt.cached >= len(kit.ids(forked))
+    store = kit.engine.scheduler.store
+    assert store.archive is not None
+    store.archive.flush(60.0)
+    for session in [*store.residency]:
+        store.discard(session)
+    again = [*longer, outcome.tokens, "Sure?"]
+    before = len(ids)
+    ids, outcome = kit.ask(again, "fork")
+    kit.check(ids, again, outcome)
+    assert outcome.receipt is not None
+    assert outcome.receipt.cached >= before
     assert kit.encoded == 0
     kit.leave()
 

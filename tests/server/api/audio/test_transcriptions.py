@@ -56,7 +56,9 @@ def test_openais_client_gets_what_was_said() -> None:
 
         def hear(window: Transcribe) -> Transcribed:
             (heard,) = recogniser.hear([window])
-            return heard
+            # Random weights are never sure of what they say, and repeat themselves.
+            sure = [structs.replace(part, logprob=-0.5, text=f" Part {n}.") for n, part in enumerate(heard.parts)]
+            return structs.replace(heard, parts=tuple(sure))
 
         at.engine.facts = structs.replace(LISTENING, speech=recogniser.facts)
         at.engine.hears = hear
@@ -107,6 +109,34 @@ def test_a_long_sound_is_heard_in_windows() -> None:
         assert [segment["id"] for segment in answer["segments"]] == [*range(6)]
         assert answer["text"] == "Hello there. Goodbye." + 2 * " Hello there. Goodbye."
         assert answer["usage"] == {"seconds": 5, "type": "duration"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [
+        ({}, [0.0]),
+        ({"logprob": -1.5}, [0.0, 0.2, 0.4]),  # a sure answer comes at the third
+        ({"logprob": -1.5, "no_speech": 0.9}, [0.0]),
+        ({"text": " no" * 40}, [0.0, 0.2, 0.4]),
+    ],
+)
+def test_a_doubtful_window_is_heard_again_at_higher_temperatures(changed: dict[str, Any], asked: list[float]) -> None:
+    async def scenario(at: Site) -> None:
+        def hear(window: Transcribe) -> Transcribed:
+            heard = spoken(window)
+            doubted = changed if window.temperature < 0.4 else {}
+            return structs.replace(heard, parts=tuple(structs.replace(part, **doubted) for part in heard.parts))
+
+        at.engine.hears = hear
+        answer = (await post(at, response_format="verbose_json")).json()
+        assert [window.temperature for window in at.engine.heard] == asked
+        assert len({window.request for window in at.engine.heard}) == len(asked)
+        assert {segment["temperature"] for segment in answer["segments"]} == {asked[-1]}
+        del at.engine.heard[:]
+        await post(at, temperature="0.7")
+        assert [window.temperature for window in at.engine.heard] == [0.7]
 
     run(scenario)
 
@@ -210,7 +240,9 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "flac that says 2^36 samples": (lambda: changed_at(sound_file("FLAC"), 21, b"\xff" * 5), "longer|damaged|cut"),
     "mp3 that ends early": (lambda: sound_file("MP3", 3)[:4000], "cut short|damaged"),
     "mp3 of noise": (lambda: b"ID3\x04" + bytes(range(256)) * 40, "damaged"),
-    "ogg of nothing": (lambda: b"OggS" + bytes(200), "damaged"),
+    "ogg of nothing": (lambda: b"OggS" + bytes(200), "cut short"),
+    "ogg cut between its pages": (lambda: sound_file("OGG", 3).rpartition(b"OggS")[0], "Ogg file that is cut short"),
+    "ogg cut within a page": (lambda: sound_file("OGG", 3)[:-100], "Ogg file that is cut short"),
     "longer than the limit": (lambda: wav(70, 4000), "longer than 60 seconds"),
 }
 
