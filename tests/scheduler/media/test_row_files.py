@@ -17,6 +17,8 @@ from scheduler.protocol import Forget
 
 CAT, DOG = picture(64, 48, 1), picture(64, 48, 2)
 
+CHATS: list[list[Part]] = [["A cat: ", CAT, "!"], ["Now a dog: ", DOG, "?"]]  # with no prefix that one waits for
+
 
 def shown(one: bytes, *more: Part, before: str = "") -> list[Part]:
     return [f"<|im_start|>user\n{before}What is ", one, " there?<|im_end|>\n<|im_start|>assistant\n", *more]
@@ -87,10 +89,9 @@ def test_pictures_of_one_shape_are_encoded_together_while_nothing_is_decoded() -
     pictures = kit.engine.media_store
     assert pictures is not None
     assert pictures.sight.together
-    chats: list[list[Part]] = [["A cat: ", CAT, "!"], ["Now a dog: ", DOG, "?"]]  # with no prefix that one waits for
-    turns = [kit.send(kit.ids(parts), parts) for parts in chats]
+    turns = [kit.send(kit.ids(parts), parts) for parts in CHATS]
     kit.run()
-    for turn, parts in zip(turns, chats, strict=True):
+    for turn, parts in zip(turns, CHATS, strict=True):
         kit.check(kit.ids(parts), parts, kit.outcomes[turn])
     assert (pictures.encoded, pictures.passes) == (2, 1)
     kit.leave()
@@ -104,7 +105,7 @@ def test_a_reply_waits_for_one_picture_at_a_time() -> None:
     with torch.no_grad():
         for _ in range(3):
             kit.step()
-        for parts in (shown(CAT, before="a"), shown(DOG, before="b")):
+        for parts in CHATS:
             kit.send(kit.ids(parts), parts)
         seen = []
         for _ in range(6):
