@@ -89,6 +89,7 @@ class DecodeStep(PackedStep):
         self.tier = tier
         self.tokens = rows
         self._tables = tables
+        self.page_tables = [table.device[:rows] for table in tables]  # of each part of pages
         self._nothing = [place * tier.page_size for place in tier.scratch[: len(tables)]]
         self._numbers = put(self._rows([]), tier.device)
         self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
@@ -100,7 +101,7 @@ class DecodeStep(PackedStep):
         self.adapted = None  # and so do those with adapters
         self._masks, self._gathers = {}, {}
         self.numbers = frozenset(range(rows))
-        self._plan = DecodePlan(rows, [table.device[:rows] for table in tables], self.positions[0])
+        self._plan = DecodePlan(rows, self.page_tables, self.positions[0])
         self.plans = {TritonPlan.key(self.numbers): self._plan}
 
     def fill(self, sessions: Sequence[SessionCache]) -> None:

@@ -27,7 +27,9 @@ _attentions: WeakValueDictionary[int, PackedAttention] = WeakValueDictionary()
 _ROUND = 16
 
 # Tensors that layers pass along and that say nothing about which keys count.
-_HARMLESS = frozenset({"position_ids", "position_embeddings", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
+_HARMLESS = frozenset(
+    {"position_ids", "position_embeddings", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "logits_to_keep"}
+)
 
 
 class Unsupported(ValueError):
@@ -100,6 +102,8 @@ class PackedAttention:
         returns ``[1, T, H, Dv]``. Raises Unsupported outside of a step.
         """
         step, index = self.step, getattr(module, "layer_idx", None)
+        if step is not None and not isinstance(index, int):  # a module that several layers share
+            index = self._source(step, key, value)
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1

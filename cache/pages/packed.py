@@ -272,11 +272,9 @@ def _length(step: PackedStep, by_row: bool) -> int | torch.Tensor:
     return step.offsets()
 
 
-def packed_class(kind: type) -> type:
-    """``PackedCache``, or a subclass of it and of the model's own cache class ``kind`` if the model checks for that
-    class.
-    """
+def packed_class(kind: type, packed: type = PackedCache) -> type:
+    """``packed``, or a subclass of it and of the model's own cache class ``kind`` if the model checks for that."""
     if kind is DynamicCache or not issubclass(kind, DynamicCache):
-        return PackedCache
+        return packed
     own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}
-    return type("PackedCache", (PackedCache, kind), own)
+    return type("PackedCache", (packed, kind), own)

@@ -48,6 +48,13 @@ class Mode(ABC):
         """Whether sessions that feed one token each, and their states, are computed as one batch, see ``rows``."""
         return False
 
+    @property
+    def graphed(self) -> Mode | None:
+        """The mode in which decode steps can be CUDA graphs, whose states and pages are those of this one; None if they
+        cannot.
+        """
+        return None
+
     @abstractmethod
     def install(self) -> None:
         """Prepare the model; raises ``Unsupported`` where it refuses."""

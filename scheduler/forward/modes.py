@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from cache.attention.decode import DecodeStep
+from cache.attention.decode_rows import RowsCache, RowsStep
 from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, Windows, windows_of
@@ -110,6 +111,21 @@ class PagedMode(Mode):
         layers = [getattr(module, "layer_idx", None) for module in self.trace.mixers]
         return bool(layers) and all(isinstance(index, int) and index >= 0 for index in layers)
 
+    @property
+    def graphed(self) -> Mode | None:
+        """See ``Mode``. What reads no pages in place is a batch of rows, if all that sessions keep is in pages."""
+        stored = {index for index, layer in enumerate(self.layers) if layer.stores}
+        if self.stateful and not self.batches:
+            return None
+        if (stored and stored <= self.in_place) or (self.stateful and not stored):
+            return self
+        return None if self.stateful else RowsMode(self)
+
+    @contextmanager
+    def own_attention(self) -> Iterator[None]:
+        """Within it the model attends by itself."""
+        yield
+
     @abstractmethod
     def masks(self, step: PackedStep) -> dict[str, Any]:
         """The ``attention_mask`` argument, if any."""
@@ -155,13 +171,28 @@ class PackedMode(PagedMode):
         self._decoder.set_attn_implementation(self._previous)
 
     def masks(self, step: PackedStep) -> dict[str, Any]:
-        """None: transformers builds no mask for an attention function that has no mask function."""
-        return {}
+        """None: transformers builds no mask for an attention function that has no mask function. Models that take no
+        positions build one themselves if they get none, as long as their cache; theirs says that no token is padding.
+        """
+        builds = self.trace.by_row and "position_ids" not in self.accepts and not self.trace.mixers
+        if not builds or "attention_mask" not in self.accepts:
+            return {}
+        return {"attention_mask": torch.ones_like(step.token_ids)}
 
     def attention_context(self, step: PackedStep) -> Any:
         """Our attention function needs to know the step."""
         running = self.attention.running(step)
         return running if self.compiled is None else self.compiled.within(running)
+
+    @contextmanager
+    def own_attention(self) -> Iterator[None]:
+        """See ``PagedMode``."""
+        self._decoder.set_attn_implementation(self._previous)
+        try:
+            with self.uncompiled():
+                yield
+        finally:
+            self._decoder.set_attn_implementation(self.attention.name)
 
     def learn(self) -> bool:
         """Layers that handed on exactly what the cache gave them may read their pages in place."""
@@ -215,6 +246,33 @@ class MaskedMode(PagedMode):
             parts.append(torch.ones(size, dtype=torch.bool, device=self.model.device) if seen is None else seen)
         seen = torch.block_diag(*(part.int() for part in parts)).bool()  # type: ignore[no-untyped-call]
         return additive(seen, self.model.dtype)
+
+
+class RowsMode(MaskedMode):
+    """Decode steps as a batch with padding, see ``cache.attention.decode_rows``; beside a mode that runs all others and
+    that is installed.
+    """
+
+    name = "rows"
+
+    def __init__(self, beside: PagedMode) -> None:
+        super().__init__(beside.model, beside.layers, beside.trace)
+        self._beside = beside
+        self._cache = packed_class(type(beside.trace.cache), RowsCache)
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``; the step is a ``RowsStep``, and ``keep`` has all rows."""
+        assert self.trace.argument is not None
+        inputs: dict[str, Any] = {"use_cache": True, "return_dict": True, **self.positions(step), **self.masks(step)}
+        inputs[self.trace.argument] = self._cache(self.layers, step, frozenset(), by_row=self.trace.by_row)
+        with self._beside.own_attention():
+            logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits
+        return logits[:, -1]
+
+    def _mask(self, step: PackedStep, layer: AttentionLayer) -> torch.Tensor:
+        """``[rows, 1, 1, keys]``."""
+        assert isinstance(step, RowsStep)
+        return additive(step.seen(layer), self.model.dtype)[0, 0, :, None, None]
 
 
 class SplitMode(MaskedMode):

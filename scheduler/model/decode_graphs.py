@@ -1,9 +1,12 @@
 """CUDA graphs of decode steps, in which every session feeds one token.
 
-A graph is captured for a fixed number of rows, a bucket; if a step has fewer sessions the other rows are padding. All
-buckets are captured at load, within a budget; one that is left is captured when it has occurred a few times. A graph is
-used only if its logits agree with those of the uncaptured step. If the code of a step reads values from the device it
-cannot be captured.
+A graph is captured for a fixed number of rows and a longest history, a bucket; if a step has fewer sessions the other
+rows are padding. All buckets are captured at load, within a budget; one that is left is captured when it has occurred a
+few times. A graph is used only if its logits agree with those of the uncaptured step. If the code of a step reads
+values from the device it cannot be captured.
+
+Where attention reads pages in place histories of all lengths have one graph. Elsewhere a graph gathers the keys of the
+longest history that it is for, so there are some for each length.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache.attention.decode import DecodeStep, Tables
+from cache.attention.decode_rows import RowsStep
 from cache.errors import first_line
 from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
@@ -28,6 +32,7 @@ from cache.pages import state as states
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache
+from scheduler.accel.gpu.constants import waitless_constants
 from scheduler.accel.gpu.experts import grouped_products_wait, waitless_experts
 from scheduler.forward.mode import Mode
 from scheduler.model.cuda_capture import Step
@@ -36,6 +41,8 @@ log = logging.getLogger("warmturn.engine")
 
 _WARM = 3  # steps of a bucket before it is captured
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # as the load-time probe allows
+_SHORTEST = 512  # tokens: keys that a graph gathers at least
+_GATHERED = 256 << 20  # bytes: keys and values of a layer that a graph gathers at most
 _LOOKS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"})
 _WAITS = frozenset({"equal", "unique_consecutive", "_grouped_mm", "grouped_mm_fallback"})  # inside, unseen
 
@@ -87,6 +94,13 @@ class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+class Bucket(NamedTuple):
+    """What a graph is for: up to so many ``rows``, each a session of up to so many ``pages``."""
+
+    rows: int
+    pages: int
+
+
 class DecodeGraph(NamedTuple):
     """The graph of a bucket: its step and logit rows, whose tensors must live as long as the graph, and ``run``, which
     launches it.
@@ -114,18 +128,19 @@ class DecodeGraphs:
     ) -> None:
         """``state_bytes``: what the states of a graph's sessions may take, where sessions have states."""
         self._mode, self._tier, self._capture, self._state_bytes = mode, tier, capture, state_bytes
-        self._buckets = buckets(most)
+        self._rows_of = buckets(most)
         self._pages = -(-context // tier.page_size) + 1
+        self._graphed = mode.graphed
+        self._learning = self._graphed is not None
+        gathers = self._learning and self._graphed is not mode
+        self._buckets = [Bucket(rows, self._pages) for rows in self._rows_of] if not gathers else self._gathering()
         self._tables: list[Tables] = []  # for each part of pages
         self._logits: torch.Tensor | None = None
-        self._graphs: dict[int, DecodeGraph] = {}
-        self._met: Counter[int] = Counter()
-        self._failed: set[int] = set()
+        self._graphs: dict[Bucket, DecodeGraph] = {}
+        self._met: Counter[Bucket] = Counter()
+        self._failed: set[Bucket] = set()
         self.reserved = 0  # bytes of the states of sessions that graphs run for
         self.refused = ""  # why buckets have no graph, where a capture has failed
-        stored = {index for index, layer in enumerate(mode.layers) if layer.stores}
-        paged = bool(stored) and stored <= mode.in_place
-        self._learning = mode.compiles and ((paged or not stored) and mode.batches if mode.stateful else paged)
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -135,10 +150,12 @@ class DecodeGraphs:
         where there is no graph for it.
         """
         bucket = self._bucket(work)
-        graph = self._graphs.get(bucket)
+        graph = self._graphs.get(bucket) if bucket is not None else None
+        if bucket is None or graph is None:
+            return None
         sessions = [session for session, _ in work]
-        rows = self._rows(sessions, bucket) if graph is not None else None
-        if graph is None or rows is None:
+        rows = self._rows(sessions, bucket.rows)
+        if rows is None:
             return None
         graph.step.fill(_arrange(sessions, rows))
         graph.run()
@@ -151,7 +168,9 @@ class DecodeGraphs:
         to. Where sessions have states, which have gone on, graphs are captured at load only.
         """
         bucket = self._bucket(work)
-        if not bucket or not self._learning or self._mode.stateful or bucket in self._graphs or bucket in self._failed:
+        if bucket is None or not self._learning or self._mode.stateful:
+            return
+        if bucket in self._graphs or bucket in self._failed:
             return
         self._met[bucket] += 1
         if self._met[bucket] >= _WARM:
@@ -163,7 +182,7 @@ class DecodeGraphs:
         tell: Callable[[int, int], None] = lambda done, all_of_them: None,
         used: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Capture all buckets at load, the largest first, whose memory the others share. ``tell`` is called with the
+        """Capture all buckets at load, the most rows first, whose memory the others share. ``tell`` is called with the
         number of graphs before each capture, ``used`` gives the bytes of the device that are in use.
         """
         if not self._learning:
@@ -173,14 +192,14 @@ class DecodeGraphs:
             pages, work = self._make_sessions()
             try:
                 self._make_rows(work)
-                for bucket in reversed(self._buckets):
+                for bucket in sorted(self._buckets, key=lambda bucket: (bucket.pages, -bucket.rows)):
                     if time.monotonic() - began > budget.seconds or used() - before > budget.nbytes:
                         self.refused = self.refused or "the budget of load time or memory was spent"
                         break
                     if bucket in self._failed or not self._learning:
                         continue
                     tell(len(self._graphs), len(self._buckets))
-                    self._try(bucket, work[:bucket])
+                    self._try(bucket, work[: bucket.rows])
             finally:
                 for page in pages:
                     self._tier.release(page.slot)
@@ -189,9 +208,9 @@ class DecodeGraphs:
     @property
     def captured(self) -> tuple[int, ...]:
         """The numbers of rows for which there are graphs."""
-        return tuple(sorted(self._graphs))
+        return tuple(sorted({bucket.rows for bucket in self._graphs}))
 
-    def _try(self, bucket: int, work: Sequence[tuple[SessionCache, int]]) -> None:
+    def _try(self, bucket: Bucket, work: Sequence[tuple[SessionCache, int]]) -> None:
         """Capture a bucket, whose sessions' states are then used up. What fails for lack of memory is not tried again,
         nor are larger ones; any other failure would meet all.
         """
@@ -199,23 +218,24 @@ class DecodeGraphs:
             self._graphs[bucket] = self._capture_checked(bucket, work)
             return
         except torch.OutOfMemoryError as error:
-            self._failed |= {size for size in self._buckets if size >= bucket}
+            self._failed |= {one for one in self._buckets if one.rows >= bucket.rows and one.pages >= bucket.pages}
             reason = first_line(error, 160)
         except (DeviceRead, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             self._learning = False
             reason = first_line(error, 160)
         self.refused = self.refused or reason
-        log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, reason)
+        log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket.rows, reason)
 
     def _make_rows(self, work: Sequence[tuple[SessionCache, int]]) -> None:
         """Where sessions have states, make rows for those of as many sessions as ``state_bytes`` allow."""
         if not self._mode.stateful:
             return
         one = max((states.nbytes(session.state) for session, _ in work), default=self._state_bytes + 1)
-        self._buckets = [size for size in self._buckets if size * one <= self._state_bytes]
+        self._buckets = [bucket for bucket in self._buckets if bucket.rows * one <= self._state_bytes]
         if self._buckets:
-            self._mode.rows.reserve(work[0][0].state, self._buckets[-1])
-            self.reserved = self._buckets[-1] * one
+            most = self._buckets[-1].rows
+            self._mode.rows.reserve(work[0][0].state, most)
+            self.reserved = most * one
         else:
             self._learning, self.refused = False, "the states of sessions take too much memory"
 
@@ -223,7 +243,7 @@ class DecodeGraphs:
         """Sessions of a few tokens, up to the number of rows, whose next tokens a step feeds; and their pages."""
         pages: list[Page] = []
         work = []
-        for number in range(self._buckets[-1]):
+        for number in range(self._rows_of[-1]):
             if not self._tier.fits(1, 1):
                 break
             session = SessionCache("", None, self._mode.stateful)
@@ -238,15 +258,26 @@ class DecodeGraphs:
             session.on_fed(length)
         return pages, [(session, 1) for session, _ in work]
 
-    def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> int:
-        """The rows of the graph for this step; 0 where it is not one for a graph."""
-        if len(work) > self._buckets[-1] or any(count != 1 or s.hidden for s, count in work):
-            return 0
-        if any(len(session.slots) > self._pages for session, _ in work):
-            return 0
-        return next(size for size in self._buckets if size >= len(work))
+    def _gathering(self) -> list[Bucket]:
+        """The buckets of graphs that gather keys: lengths double."""
+        shapes = self._tier.shapes.values()
+        page = max((shape.nbytes for shape in shapes), default=1) * self._tier.page_size
+        pages = [min(-(-_SHORTEST // self._tier.page_size), self._pages)]
+        while pages[-1] < self._pages:
+            pages.append(min(2 * pages[-1], self._pages))
+        return [Bucket(rows, most) for rows in self._rows_of for most in pages if rows * most * page <= _GATHERED]
 
-    def _capture_checked(self, bucket: int, work: Sequence[tuple[SessionCache, int]]) -> DecodeGraph:
+    def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> Bucket | None:
+        """The smallest bucket for this step; None where it is not one for a graph."""
+        if any(count != 1 or session.hidden for session, count in work):
+            return None
+        if any(len(session.slots) > self._pages for session, _ in work):
+            return None
+        pages = 1 + max(session.length for session, _ in work) // self._tier.page_size
+        fitting = (one for one in self._buckets if one.rows >= len(work) and one.pages >= pages)
+        return next(fitting, None)
+
+    def _capture_checked(self, bucket: Bucket, work: Sequence[tuple[SessionCache, int]]) -> DecodeGraph:
         """A graph that says the same as a step without one, and leaves the same states. Raises whatever is in its way.
 
         What is compiled is watched as it is, since kernels show less than operations, and captured compiled. What waits
@@ -256,14 +287,15 @@ class DecodeGraphs:
         before = [states.clone(session.state) for session, _ in work]
         logits = self._mode.forward(PackedStep(work, self._tier), self._numbers(len(work))).float()
         after = [states.clone(session.state) for session, _ in work]
-        place = self._place(logits)[:bucket]
-        step, keep = DecodeStep(self._tier, self._tables, bucket), self._numbers(bucket)
+        graphed, place = self._graphed, self._place(logits)[: bucket.rows]
+        assert graphed is not None
+        step, keep = self._make_step(bucket), self._numbers(bucket.rows)
         self._fill(step, work, before)
 
         def forward() -> torch.Tensor:
             try:
-                with waitless_experts(self._mode.model):
-                    return place.copy_(self._mode.forward(step, keep))
+                with waitless_experts(self._mode.model), waitless_constants():
+                    return place.copy_(graphed.forward(step, keep))
             finally:
                 step.origins.clear()
 
@@ -287,10 +319,17 @@ class DecodeGraphs:
         """Where all graphs leave their logits, which are like ``logits``; made with the page tables at first."""
         if self._logits is None:
             parts = (False, True) if self._tier.near_layers else (False,)
-            self._tables = [Tables(self._tier, self._buckets[-1], self._pages, near) for near in parts]
+            most = self._buckets[-1].rows
+            self._tables = [Tables(self._tier, most, self._pages, near) for near in parts]
             with torch.inference_mode(False):  # a step that is watched writes there, and is not in inference mode
-                self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
+                self._logits = logits.new_empty(most, logits.shape[1])
         return self._logits
+
+    def _make_step(self, bucket: Bucket) -> DecodeStep:
+        """A step that a graph of this bucket reads."""
+        if self._graphed is self._mode:
+            return DecodeStep(self._tier, self._tables, bucket.rows)
+        return RowsStep(self._tier, self._tables, bucket.rows, bucket.pages)
 
     def _numbers(self, count: int) -> torch.Tensor:
         return torch.arange(count, device=self._tier.device)

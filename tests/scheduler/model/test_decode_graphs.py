@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import engine_kit
@@ -18,10 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from cache.attention import packed_attention
-from cache.memory.tier import MemoryTier
+from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.mode import installed
+from scheduler.forward.modes import SplitMode
+from scheduler.forward.trace import UNTRACED
+from scheduler.model import decode_graphs
 from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
 from scheduler.model.probe import Verdict, probe
@@ -51,7 +55,8 @@ class Scene:
         double = TritonDouble()
         monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
         mode: Any = verdict.mode
-        monkeypatch.setattr(mode.attention, "_backends", {})
+        if mode.name == "packed":
+            monkeypatch.setattr(mode.attention, "_backends", {})
         self.kit = Kit(name, **options)
         self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, Capture(capture), 1 << 30)
         self.kit.runner._graphs = self.graphs
@@ -282,13 +287,34 @@ def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.Mo
         assert outcome.tokens == greedy(scene.model, prompts[n], 6)
 
 
-def test_keys_that_are_not_read_in_place_are_for_no_graph(
-    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
-) -> None:
-    scene = Scene(monkeypatch, "deepseek_v3")
-    scene.kit.ask([1, 2, 3], 8)
-    assert (scene.served, len(scene.graphs)) == (0, 0)
-    assert not ours(said)  # none was tried
+@pytest.mark.parametrize("name", ["deepseek_v3", "falcon"])
+def test_keys_that_are_not_read_in_place_are_gathered_for_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latents that the model expands, and attention that cannot be replaced; what other pages hold is no number."""
+    scene = Scene(monkeypatch, name)
+    monkeypatch.setattr(decode_graphs, "_SHORTEST", 16)
+    scene.graphs = scene.kit.runner._graphs = DecodeGraphs(scene.kit.mode, scene.kit.pool.device, 2, 64, Capture())
+    for pool in scene.kit.pool.device.pools.values():
+        pool[:-1].fill_(float("nan"))
+    scene.check([[1, 2, 3], [4] * 9], 12)
+    assert {bucket.pages * engine_kit.PAGE for bucket in scene.graphs._graphs} == {16, 32}
+    assert (scene.graphs.captured, scene.graphs.refused) == ((2,), "")
+
+
+def test_graphs_that_gather_more_than_memory_allows_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = PageShape(1, 16, 1, 8, torch.float32)
+    tier = MemoryTier(4, 16, torch.device("cpu"), {0: shape}, scratch=True)
+    monkeypatch.setattr(decode_graphs, "_GATHERED", 100 * 16 * shape.nbytes)
+    mode: Any = SimpleNamespace(graphed=object(), stateful=False)  # another than itself
+    made = DecodeGraphs(mode, tier, 6, 2000, Capture())
+    assert made._buckets == [(1, 32), (1, 64), (2, 32)]
+    here: Any = SimpleNamespace(stateful=False)
+    here.graphed = here
+    assert DecodeGraphs(here, tier, 6, 2000, Capture())._buckets == [(1, 126), (2, 126), (4, 126), (6, 126)]
+
+
+def test_a_split_model_has_no_graphs() -> None:
+    """What its sessions keep is in objects of their own."""
+    assert SplitMode(make_model("llama"), [], UNTRACED).graphed is None
 
 
 @pytest.mark.parametrize(
