@@ -94,7 +94,7 @@ class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class Bucket(NamedTuple):
+class GraphBucket(NamedTuple):
     """What a graph is for: up to so many ``rows``, each a session of up to so many ``pages``."""
 
     rows: int
@@ -133,12 +133,12 @@ class DecodeGraphs:
         self._graphed = mode.graphed
         self._learning = self._graphed is not None
         gathers = self._learning and self._graphed is not mode
-        self._buckets = [Bucket(rows, self._pages) for rows in self._rows_of] if not gathers else self._gathering()
+        self._buckets = [GraphBucket(rows, self._pages) for rows in self._rows_of] if not gathers else self._gathering()
         self._tables: list[Tables] = []  # for each part of pages
         self._logits: torch.Tensor | None = None
-        self._graphs: dict[Bucket, DecodeGraph] = {}
-        self._met: Counter[Bucket] = Counter()
-        self._failed: set[Bucket] = set()
+        self._graphs: dict[GraphBucket, DecodeGraph] = {}
+        self._met: Counter[GraphBucket] = Counter()
+        self._failed: set[GraphBucket] = set()
         self.reserved = 0  # bytes of the states of sessions that graphs run for
         self.refused = ""  # why buckets have no graph, where a capture has failed
 
@@ -210,7 +210,7 @@ class DecodeGraphs:
         """The numbers of rows for which there are graphs."""
         return tuple(sorted({bucket.rows for bucket in self._graphs}))
 
-    def _try(self, bucket: Bucket, work: Sequence[tuple[SessionCache, int]]) -> None:
+    def _try(self, bucket: GraphBucket, work: Sequence[tuple[SessionCache, int]]) -> None:
         """Capture a bucket, whose sessions' states are then used up. What fails for lack of memory is not tried again,
         nor are larger ones; any other failure would meet all.
         """
@@ -258,16 +258,16 @@ class DecodeGraphs:
             session.on_fed(length)
         return pages, [(session, 1) for session, _ in work]
 
-    def _gathering(self) -> list[Bucket]:
+    def _gathering(self) -> list[GraphBucket]:
         """The buckets of graphs that gather keys: lengths double."""
         shapes = self._tier.shapes.values()
         page = max((shape.nbytes for shape in shapes), default=1) * self._tier.page_size
         pages = [min(-(-_SHORTEST // self._tier.page_size), self._pages)]
         while pages[-1] < self._pages:
             pages.append(min(2 * pages[-1], self._pages))
-        return [Bucket(rows, most) for rows in self._rows_of for most in pages if rows * most * page <= _GATHERED]
+        return [GraphBucket(rows, most) for rows in self._rows_of for most in pages if rows * most * page <= _GATHERED]
 
-    def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> Bucket | None:
+    def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> GraphBucket | None:
         """The smallest bucket for this step; None where it is not one for a graph."""
         if any(count != 1 or session.hidden for session, count in work):
             return None
@@ -277,7 +277,7 @@ class DecodeGraphs:
         fitting = (one for one in self._buckets if one.rows >= len(work) and one.pages >= pages)
         return next(fitting, None)
 
-    def _capture_checked(self, bucket: Bucket, work: Sequence[tuple[SessionCache, int]]) -> DecodeGraph:
+    def _capture_checked(self, bucket: GraphBucket, work: Sequence[tuple[SessionCache, int]]) -> DecodeGraph:
         """A graph that says the same as a step without one, and leaves the same states. Raises whatever is in its way.
 
         What is compiled is watched as it is, since kernels show less than operations, and captured compiled. What waits
@@ -325,7 +325,7 @@ class DecodeGraphs:
                 self._logits = logits.new_empty(most, logits.shape[1])
         return self._logits
 
-    def _make_step(self, bucket: Bucket) -> DecodeStep:
+    def _make_step(self, bucket: GraphBucket) -> DecodeStep:
         """A step that a graph of this bucket reads."""
         if self._graphed is self._mode:
             return DecodeStep(self._tier, self._tables, bucket.rows)

@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from textwrap import fill
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -207,7 +208,7 @@ def table(found: list[Found]) -> str:
         "reads a value is an error. No GPU was used: this says which steps can be captured, not which were.\n",
         "The keys of sessions are read where they lie, or gathered to a batch where the table says *rows*.\n",
         f"{len(captured)} of the {len(found)} causal entries of transformers can be captured:",
-        ", ".join(f"{count} {family}" for family, count in families) + ".\n",
+        fill(", ".join(f"{count} {family}" for family, count in families) + ".", 100) + "\n",
         "| outcome | entries |",
         "|---|---|",
         f"| captured | {', '.join(one.name for one in captured if one.mode != 'rows')} |",
