@@ -21,12 +21,12 @@ REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and pa
 LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
     "tests/scheduler/core/test_equality.py",
     "tests/ui/test_page.py",
-    "tests/test_demo_server.py",
     "tests/scheduler/accel/gpu/test_compiled.py",
     "tests/scheduler/core/test_speculation.py",
     "tests/ui/test_talk.py",
     "tests/server/log/recovery/test_salvage.py",
     "tests/test_equality_over_http.py",
+    "tests/test_demo_server.py",
     "tests/scheduler/accel/cpu/test_fusion_models.py",
     "tests/scheduler/parallel/test_tensor_parallel.py",
     "tests/test_tensor_parallel_server.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -336,3 +337,31 @@ class Kit:
 
     def cancel(self, turn: str) -> None:
         self.engine.cancel(Cancel(turn))
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(250) for _ in range(count)]
+
+
+def crowded_rounds(
+    kit: Kit, count: int, rounds: int, want: Callable[[list[int], list[int]], list[int]]
+) -> Iterator[None]:
+    """``count`` chats that share memory, each asked once a round for three tokens: ``want(prompt, said)``;
+    earlier messages are edited now and then. Yields after each round.
+    """
+    drawn = random.Random(7)
+    chats = {chat: ids(drawn.randint(20, 40), chat) for chat in range(count)}
+    for _ in range(rounds):
+        sent = {}
+        for chat, history in chats.items():
+            if drawn.random() < 0.3:  # an earlier message is edited
+                del history[drawn.randrange(len(history) // 2, len(history)) :]
+            history += ids(drawn.randint(1, 5), drawn.randrange(1 << 20))
+            sent[chat] = kit.send(history, 3, session=f"s{chat}" if chat % 2 else None)
+        kit.run()
+        for chat, turn in sent.items():
+            said = kit.outcomes[turn].tokens
+            assert said == want(chats[chat], said)
+            chats[chat] += said
+        yield

@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
-        """See httptools. Raises ``HeadMalformed``."""
+        """See ``httptools``. Raises ``HeadMalformed``."""
         hosts = [value for name, value in self.headers if name == b"host"]
         if not well_formed(self.parser.get_http_version(), self.url, hosts):
             raise HeadMalformed

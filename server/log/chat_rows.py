@@ -15,7 +15,7 @@ from server.log.database import Database
 from server.log.log_thread import LogThread
 from server.log.response_rows import StoredResponse, count, put, read, response_of
 from server.log.session_rows import find_session
-from server.log.stored import is_unexpired
+from server.log.stored import SessionRow, is_unexpired
 from server.log.tables import CHAT_KEY, responses, sessions, stored_chats
 
 ID = re.compile(r"chatcmpl-([A-Za-z0-9._:@-]{1,128})-([0-9a-f]{24})\Z")
@@ -57,6 +57,18 @@ def text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def find_chat(
+    connection: sql.Connection, tenant: str, id: str, *, lock: bool = False
+) -> tuple[SessionRow, StoredResponse] | None:
+    """A chat with its session; None if it is unknown."""
+    place = parse_chat_id(id)
+    row = None if place is None else find_session(connection, tenant, place[0], time.time(), lock=lock)
+    if place is None or row is None:
+        return None
+    stored = read(connection, row, place[1])
+    return None if stored is None else (row, stored)
+
+
 class ChatLog:
     """The stored chats of sessions. They disappear when their session is deleted or expires. Methods raise
     LogUnavailable.
@@ -69,30 +81,21 @@ class ChatLog:
 
     async def get(self, tenant: str, id: str) -> StoredChat | None:
         """A chat; None if it is unknown."""
-        place = parse_chat_id(id)
-        if place is None:
-            return None
-        session, key = place
 
         def work(connection: sql.Connection) -> StoredChat | None:
-            row = find_session(connection, tenant, session, time.time())
-            stored = None if row is None else read(connection, row, key)
-            return None if stored is None else StoredChat.of(stored)
+            found = find_chat(connection, tenant, id)
+            return None if found is None else StoredChat.of(found[1])
 
         return await self._thread.read(work)
 
     async def update(self, tenant: str, id: str, metadata: Mapping[str, str]) -> StoredChat | None:
         """Replace a chat's metadata; that of its session does not change. None if the chat is unknown."""
-        place = parse_chat_id(id)
-        if place is None:
-            return None
-        session, key = place
 
         def work(connection: sql.Connection) -> StoredChat | None:
-            row = find_session(connection, tenant, session, time.time(), lock=True)
-            stored = None if row is None else read(connection, row, key)
-            if row is None or stored is None:
+            found = find_chat(connection, tenant, id, lock=True)
+            if found is None:
                 return None
+            row, stored = found
             changed = replace(stored, body=text({**json.loads(stored.body), "metadata": dict(metadata)}))
             put(connection, row, self._server, changed)
             return StoredChat.of(changed)
@@ -150,15 +153,10 @@ class ChatLog:
 
     async def _place(self, tenant: str, id: str) -> Place | None:
         """Where a chat stands in the list."""
-        named = parse_chat_id(id)
-        if named is None:
-            return None
-        session, key = named
 
         def work(connection: sql.Connection) -> Place | None:
-            row = find_session(connection, tenant, session, time.time())
-            stored = None if row is None else read(connection, row, key)
-            return None if row is None or stored is None else (stored.created, row.id, stored.row or 0)
+            found = find_chat(connection, tenant, id)
+            return None if found is None else (found[1].created, found[0].id, found[1].row or 0)
 
         return await self._thread.read(work)
 

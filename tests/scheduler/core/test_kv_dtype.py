@@ -4,13 +4,12 @@ whatever has become of the pages in between.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_kit import PAGE, Kit, Outcome
+from engine_kit import PAGE, Kit, Outcome, crowded_rounds, ids
 from tiny_models import greedy, model_of
 from transformers import DynamicCache
 
@@ -65,11 +64,6 @@ def wanted(name: str, prompt: list[int], tokens: list[int], codec: Codec) -> lis
     return best
 
 
-def ids(count: int, seed: int = 0) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(250) for _ in range(count)]
-
-
 def check(kit: Kit, prompt: list[int], codec: Codec, count: int = 4, **options: Any) -> Outcome:
     """One turn whose tokens must be those of a from-scratch forward over rounded keys and values."""
     outcome = kit.ask(prompt, count, **options)
@@ -85,20 +79,7 @@ def kit_of(name: str, codec: Codec, tmp_path: Path, **options: Any) -> Kit:
 @pytest.mark.parametrize(("name", "codec", "tier"), CASES)
 def test_chats_that_share_memory(name: str, codec: Codec, tier: str, tmp_path: Path) -> None:
     kit = kit_of(name, codec, tmp_path, **TIERS[tier])
-    drawn = random.Random(7)
-    chats = {chat: ids(drawn.randint(20, 40), chat) for chat in range(4)}
-    for _ in range(3):
-        sent = {}
-        for chat, history in chats.items():
-            if drawn.random() < 0.3:  # an earlier message is edited
-                del history[drawn.randrange(len(history) // 2, len(history)) :]
-            history += ids(drawn.randint(1, 5), drawn.randrange(1 << 20))
-            sent[chat] = kit.send(history, 3, session=f"s{chat}" if chat % 2 else None)
-        kit.run()
-        for chat, turn in sent.items():
-            tokens = kit.outcomes[turn].tokens
-            assert tokens == wanted(name, chats[chat], tokens, codec)
-            chats[chat] += tokens
+    for _ in crowded_rounds(kit, 4, 3, lambda prompt, said: wanted(name, prompt, said, codec)):
         if kit.store.archive is not None:
             kit.settle()
 

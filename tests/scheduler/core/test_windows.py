@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from array import array
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_kit import PAGE, Kit
+from engine_kit import PAGE, Kit, crowded_rounds, ids
 from tiny_models import WINDOW, greedy
 
 from cache.media_ids import media_ids
@@ -33,11 +32,6 @@ TIERS: dict[str, dict[str, Any]] = {
     "disk": {"folder": True},
     "preempted": {"pages": 24, "step_tokens": 16},
 }
-
-
-def ids(count: int, seed: int = 0) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(250) for _ in range(count)]
 
 
 def settled(kit: Kit) -> None:
@@ -71,21 +65,8 @@ def kit_of(name: str, tmp_path: Path, **options: Any) -> Kit:
 @pytest.mark.parametrize("name", NAMES)
 def test_chats_that_share_memory(name: str, tier: str, tmp_path: Path) -> None:
     kit = kit_of(name, tmp_path, **TIERS[tier])
-    drawn = random.Random(7)
-    chats = {chat: ids(drawn.randint(20, 40), chat) for chat in range(5)}
     released = 0
-    for _ in range(4):
-        sent = {}
-        for chat, history in chats.items():
-            if drawn.random() < 0.3:  # an earlier message is edited
-                del history[drawn.randrange(len(history) // 2, len(history)) :]
-            history += ids(drawn.randint(1, 5), drawn.randrange(1 << 20))
-            sent[chat] = kit.send(history, 3, session=f"s{chat}" if chat % 2 else None)
-        kit.run()
-        for chat, turn in sent.items():
-            outcome = kit.outcomes[turn]
-            assert outcome.tokens == greedy(kit.model, chats[chat], 3, outcome.tokens)
-            chats[chat] += outcome.tokens
+    for _ in crowded_rounds(kit, 5, 4, lambda prompt, said: greedy(kit.model, prompt, 3, said)):
         settled(kit)
         released += sum(session.released for session in kit.store.residency)
     assert released
