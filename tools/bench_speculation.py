@@ -96,9 +96,8 @@ async def measure(server: Server, conversation: Conversation, sessions: int, mos
     return Round([text for one in said for text in one.texts], sums[0], cpu, wall, sums[1], sums[2])
 
 
-async def compare(server: Server, conversation: Conversation, sessions: int, rounds: int) -> list[object]:
+async def compare(server: Server, conversation: Conversation, sessions: int, most: int, rounds: int) -> list[object]:
     """A row of the table: medians of rounds, off and on by turns. SystemExit where the replies differ."""
-    most = TOKENS.get(sessions, 200)
     done: dict[bool, list[Round]] = {False: [], True: []}
     for number in range(2 * rounds):
         on = number % 4 in (1, 2)
@@ -129,7 +128,8 @@ async def bench(args: argparse.Namespace, conversation: Conversation, folder: Pa
             for number in range(max(args.sessions)):
                 await warm(server, number, conversation)
             for sessions in args.sessions:
-                rows.append(await compare(server, conversation, sessions, args.rounds))
+                most = args.tokens or TOKENS.get(sessions, 200)
+                rows.append(await compare(server, conversation, sessions, most, args.rounds))
                 print(f"| {' | '.join(map(str, rows[-1]))} |  load {os.getloadavg()[0]:.1f}", flush=True)
     return rows
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="with speculation, and as many without")
+    parser.add_argument("--tokens", type=int, help="of a reply at most (default: 800, 300 or 120, by sessions)")
     parser.add_argument("--flags", default="", help="further flags of the server")
     parser.add_argument("--folder", type=Path, help="keep the models there")
     args = parser.parse_args()

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from scheduler.core.ngrams import NgramIndex
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.turn import Turn
@@ -67,12 +69,14 @@ class PredictionDrafter:
         self._prediction = prediction
         self._at = 0  # the position in the prediction that is expected next
         self._seen = 0  # generated tokens that were compared
+        ids = np.array(prediction, np.int64)
+        self._pairs = ids[:-1] << 32 | ids[1:]  # each two tokens in a row
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
         """See ``Drafter``."""
         agrees = self._follow(turn)
         if not agrees and turn.generated:
-            at = self._find(turn.ids[turn.prompt_length :])
+            at = self._find(turn.ids[-2:]) if turn.generated > 1 else None
             if at is None:
                 return None
             self._at = at
@@ -88,19 +92,14 @@ class PredictionDrafter:
         self._seen = turn.generated
         return agrees
 
-    def _find(self, reply: array[int]) -> int | None:
-        """The position behind the nearest occurrence of the last two tokens, at or after the expected position, else
-        anywhere.
+    def _find(self, last: array[int]) -> int | None:
+        """The position behind the nearest occurrence of the two ``last`` tokens, behind the expected position, else the
+        first.
         """
-        if len(reply) < 2:
+        places = np.flatnonzero(self._pairs == (last[0] << 32 | last[1])) + 2
+        if not len(places):
             return None
-        before, last = reply[-2], reply[-1]
-        text = self._prediction
-        for start, stop in ((max(1, self._at), len(text)), (1, min(self._at, len(text)))):
-            for at in range(start, stop):
-                if text[at] == last and text[at - 1] == before:
-                    return at + 1
-        return None
+        return int(places[np.searchsorted(places, self._at, "right") % len(places)])
 
 
 class HistoryDrafter:

@@ -175,7 +175,7 @@ class Speculator:
         if state is None:
             drafters: list[Drafter] = [GrammarDrafter()] if turn.request.grammar is not None else []
             if turn.request.prediction:
-                drafters.append(PredictionDrafter(unpack_ids(turn.request.prediction)))
+                drafters.append(PredictionDrafter(unpack_ids(turn.request.prediction)[: self._context]))
             state = self._turns[turn] = TurnState([*drafters, HistoryDrafter(), SessionsDrafter(self._shared)])
         return state
 

@@ -14,6 +14,7 @@ from engine_kit import Kit
 from speculation_kit import GRAMMAR, KINDS, Walk, assert_same, feed_all_drafts, guess, make_turns, run_turns
 from tiny_models import CONTEXT
 
+from cache.memory.codec import Codec
 from cache.pages.session import Position, SessionCache
 from cache.segments.chain import Owner
 from scheduler.core.constraint import Constraint
@@ -157,6 +158,19 @@ def test_a_deleted_session_is_not_proposed_any_more(forgetful: None) -> None:
     assert kit.ask([4, 5], 24, sampling=ONE_WORD).deltas[-1].drafts == {}
 
 
+def test_what_an_evicted_session_said_is_proposed_while_it_is_stored(forgetful: None, tmp_path: Path) -> None:
+    kit = Kit(speculates=True, folder=tmp_path)
+    kit.ask([1, 2, 3], 30, session="first", sampling=ONE_WORD)
+    kit.settle()
+    kit.store.forget("a", "first")  # from memory
+    asked: dict[str, Any] = {"count": 24, "sampling": ONE_WORD}
+    assert kit.ask([4, 5], session="second", **asked).deltas[-1].drafts[DraftSource.SESSIONS][1] > 8
+    for name in ("first", "second"):
+        kit.store.forget("a", name)
+        kit.archive.forget(Owner("a", name, True), lambda: None)
+    assert kit.ask([4, 5], **asked).deltas[-1].drafts == {}
+
+
 def restarted(tmp_path: Path) -> Kit:
     """A new engine, which finds a session of another one on disk."""
     kit = Kit(speculates=True, folder=tmp_path)
@@ -223,6 +237,24 @@ def test_a_cancelled_turn_leaves_what_it_has_said(eager: None) -> None:
     again = kit.ask([65] * (12 + said) + [66], 2)
     assert again.receipt is not None
     assert again.receipt.cached >= 12 + said - 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "llama", "kv": Codec.INT8, "pages": 40, "step_tokens": 16},
+        {"name": "gpt_oss", "kv": Codec.FP8, "divided": True, "pages": 40},
+        {"name": "gemma3", "divided": True, "host_pages": 64, "pages": 30},
+    ],
+    ids=["int8", "fp8 and windows", "windows"],
+)
+def test_rounded_keys_and_pages_that_windows_free(options: dict[str, Any], eager: None) -> None:
+    """With few pages: turns are preempted, idle sessions evicted, and what no window sees makes room."""
+    turns = [{**turn, "prompt": turn["prompt"] * 2} for turn in make_turns(6, 12)]
+    plain = run_turns(Kit(**options), turns)
+    kit = Kit(**options, speculates=True)
+    assert_same(run_turns(kit, turns, guess(plain, 2)), plain)
+    assert sum(kit.speculator.drafted.values()) > sum(kit.speculator.accepted.values()) > 20
 
 
 def test_overlapping_steps_say_the_same(eager: None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks_kit import Driver, config_of, conversations, loaded, prompt_of
+from speculation_kit import feed_all_drafts
 from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
 
@@ -17,6 +18,7 @@ from cache.tiers import transfer
 from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.model.memory import TooSmall
 from scheduler.parallel.division import obstacle
+from scheduler.protocol import pack_ids
 from scheduler.sampling_params import ThinkingBudget
 
 CPU = torch.device("cpu")
@@ -105,6 +107,22 @@ def test_tokens_that_are_forced_are_those_of_every_rank(pair: Pair) -> None:
         assert 5 <= cut <= 8  # a character is completed
         assert before == greedy(model_of(name), prompt, cut)
         assert tokens == [*before, *end, *greedy(model_of(name), [*prompt, *before, *end], 30 - cut - len(end))]
+
+
+def test_drafted_tokens_are_verified_on_every_rank(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed_all_drafts(monkeypatch)
+    name, found, model = pair
+    driver = Driver(found, config_of(model, 2, pages=8, speculate="auto"))
+    prompts = [prompt_of(30, i) for i in range(3)]
+    said = [greedy(model_of(name), prompt, 20) for prompt in prompts]
+    sent = [
+        driver.send(prompt, 20, prediction=pack_ids([*one[:7], 9, *one[8:]]))
+        for prompt, one in zip(prompts, said, strict=True)
+    ]
+    driver.run()
+    assert [driver.outcomes[turn].tokens for turn in sent] == said
+    stats = driver.engine.stats()
+    assert stats.drafted["prediction"] > stats.accepted["prediction"] > 30
 
 
 def test_log_probabilities_of_a_prompt(pair: Pair) -> None:
