@@ -60,14 +60,16 @@ def integers(write: Any, bits: int, **more: Any) -> Packer:
     return pack
 
 
-def fp8(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Blocks of 48 x 32, the last of which may be smaller."""
+def fp8(
+    name: str, weight: torch.Tensor, rows: int = 48, columns: int = 32
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Blocks of ``rows`` x ``columns``, the last of which may be smaller."""
     out, inside = weight.shape
-    high = -(-out // 48)
-    padded = torch.zeros(high * 48, inside)
+    high = -(-out // rows)
+    padded = torch.zeros(high * rows, inside)
     padded[:out] = weight
-    scales = padded.view(high, 48, inside // 32, 32).abs().amax((1, 3)) / 448
-    each = scales.repeat_interleave(48, 0).repeat_interleave(32, 1)[:out]
+    scales = padded.view(high, rows, inside // columns, columns).abs().amax((1, 3)) / 448
+    each = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[:out]
     codes = (weight / each).to(torch.float8_e4m3fn)
     return {name: codes, f"{name}_scale_inv": scales}, codes.float() * each
 

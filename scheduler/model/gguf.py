@@ -5,6 +5,7 @@ A few architectures that only transformers' reader knows are left to that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import read_metadata
 from scheduler.weights.gguf_model import build_model, file_digest
+
+log = logging.getLogger("warmturn.engine")
 
 
 def reads(path: Path) -> bool:
@@ -43,6 +46,13 @@ def read_model(
     model = build_model(file, settings, kind, dtype, options, packed)
     if not packed:
         model = model.to(device)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        if size > file.nbytes:
+            log.warning(
+                "the weights are unpacked, %.1f GB for a file of %.1f: they stay packed on CPUs only",
+                size / 1e9,
+                file.nbytes / 1e9,
+            )
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
     return model.eval(), file_digest(file, settings)

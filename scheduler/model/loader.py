@@ -19,6 +19,7 @@ import transformers
 
 from cache.errors import first_line
 from cache.memory.codec import Codec
+from cache.memory.heap import give_back
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.experts import pack_experts
@@ -239,6 +240,7 @@ def prepare(
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
     except UnsupportedModel as error:
         raise LoadFailed(first_line(error)) from error
+    give_back()
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     if verdict.crossed:
         log.info("also measured past %s, on a copy of the model with small values of these", ", ".join(verdict.crossed))
@@ -282,6 +284,7 @@ def _pack_and_probe(
     packing = pack(model, known.answers)
     pack_experts(model, packing)
     keep_packed(model, packing)
+    give_back()  # what packing took, before measuring takes more
     packing.choose_ways()
     if rounding is not None:
         rounding.measure(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -73,6 +73,12 @@ class QuantisedWeight:
         if self.count > 1:
             whole = whole.view(self.count, -1, source.inside)
         return whole.transpose(-1, -2).contiguous() if self.flipped else whole
+
+    def dense_of(self, experts: Sequence[int]) -> torch.Tensor:
+        """The plain weights of some experts, in the module's layout."""
+        each = [self.dequantise(number * self.out, (number + 1) * self.out) for number in experts]
+        whole = torch.stack(each).to(self.dtype)
+        return whole.transpose(1, 2).contiguous() if self.flipped else whole
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of an embedding: ``[..., inside]`` for int64 ``ids [...]``."""

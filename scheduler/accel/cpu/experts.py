@@ -8,6 +8,7 @@ forward on made-up tokens; one whose results differ, or that is slower so, keeps
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ _FLAGS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_app
 _MOST = {1: 0.95, 16: 0.95, 128: 1.1}
 _TRIED = 2  # modules that are timed together
 _CHOICES = 4  # of a made-up token
+_CHECKED = 3  # experts of each module
 _SLACK = 4.0  # roundings: two products and what is between them
 _SLACK_PACKED = 40.0  # of weights of few bits, whose inputs are rounded to 16 bits
 _LARGE = 8.0
@@ -254,13 +256,16 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
     tried = [PackedExperts(module, ours) for module in group[:_TRIED]]
     if not _is_right(tried[0]):
         return
-    if quantised_weight_of(group[0].down_proj) is not None:  # there is no other way
-        for module in group:
-            packing.add(tried.pop(0) if tried else PackedExperts(module, ours), None)
+    if quantised_weight_of(group[0].down_proj) is not None:  # there is no other way than to unpack them for good
+        packing.add(tried.pop(0), None)
+        for module in group[1:]:
+            one = tried.pop(0) if tried else PackedExperts(module, ours)
+            if _is_right(one):
+                packing.add(one, None)
         return
     limit: int | None = 0
     for tokens, most in _MOST.items():
-        made_up = _make_inputs(tried[0], tokens)
+        made_up = _make_inputs(tried[0], tried[0].up.count, tokens)
         plain: list[Map] = [partial(_of_rows, module.forward, made_up) for module in group[:_TRIED]]
         packed: list[Map] = [partial(_of_rows, one.forward, made_up) for one in tried]
         what = f"{type(group[0]).__name__} {tuple(group[0].down_proj.shape)} {tried[0].dtype}"
@@ -284,17 +289,34 @@ def _of_rows(forward: Any, made_up: tuple[torch.Tensor, ...], x: torch.Tensor) -
 
 
 def _is_right(packed: PackedExperts) -> bool:
-    """Whether the results are those of the module's own forward, the eager one, but for rounding."""
-    made_up = _make_inputs(packed, 6)
-    made_up[0][-1] *= _LARGE  # where a gate clamps
-    want = type(packed.module).forward.__wrapped__(packed.module, *made_up)
+    """Whether the results are those of the module's own forward, the eager one, but for rounding: of a few experts,
+    which are all that is unpacked.
+    """
+    hidden, places, weights = _make_inputs(packed, _CHECKED, 6)
+    hidden[-1] *= _LARGE  # where a gate clamps
+    count = packed.up.count
+    chosen = torch.linspace(0, count - 1, min(_CHECKED, count)).long()
+    want = type(packed.module).forward.__wrapped__(_some_experts(packed.module, chosen), hidden, places, weights)
     packs = quantised_weight_of(packed.module.down_proj) is not None
-    return equal(packed.forward(*made_up), want, _SLACK_PACKED if packs else _SLACK)
+    return equal(packed.forward(hidden, chosen[places], weights), want, _SLACK_PACKED if packs else _SLACK)
 
 
-def _make_inputs(packed: PackedExperts, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random tokens, experts and weights of these."""
-    generator, choices = torch.Generator().manual_seed(tokens), min(_CHOICES, packed.up.count)
+def _some_experts(module: Any, chosen: torch.Tensor) -> Any:
+    """A module like this one with only the experts ``chosen``, and plain weights."""
+    few = copy.copy(module)
+    few._parameters = {}
+    for name, parameter in module._parameters.items():
+        packed = quantised_weight_of(parameter)
+        plain = parameter.detach()[chosen] if packed is None else packed.dense_of(chosen.tolist())
+        few._parameters[name] = torch.nn.Parameter(plain, False)
+    few.num_experts = len(chosen)
+    return few
+
+
+def _make_inputs(packed: PackedExperts, experts: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random tokens, which of the first ``experts`` they have, and weights of these."""
+    experts = min(experts, packed.up.count)
+    generator, choices = torch.Generator().manual_seed(tokens), min(_CHOICES, experts)
     hidden = torch.randn(tokens, packed.up.inside, generator=generator).to(packed.dtype)
-    weights, index = torch.rand(tokens, packed.up.count, generator=generator).topk(choices)
+    weights, index = torch.rand(tokens, experts, generator=generator).topk(choices)
     return hidden, index, weights.to(packed.dtype)

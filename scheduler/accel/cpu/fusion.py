@@ -19,8 +19,9 @@ import torch
 
 from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
+from scheduler.accel.cpu.foresight import Call, Difference, Foresight, Origins
 from scheduler.accel.cpu.interceptors import AttentionRequest
-from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel
@@ -48,6 +49,7 @@ class FusedModule:
             self._layer = LayerProgram(recording.blocks, asked[0], attention, kernel, backend)
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of
+        self._foresight: Foresight | None = None
         self._behind: list[FusedModule] = []  # those after it
         self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
         self._computed: ChainResult | None = None  # what the first one has computed for it
@@ -88,16 +90,30 @@ class FusedModule:
             return self._original(*args, **kwargs)
         for fused in self._behind:  # of a step that has failed
             fused._computed = None
-        results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
-        if results is not None:
-            for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):
-                fused._computed = ChainResult(hidden, (args, kwargs), result)
-            return results[0]
+        if self._chain is not None and not self._hooked:
+            found = self._run_chain((args, kwargs), inputs, cache, rows)
+            if found is not None:
+                return found
         if self._layer is not None:
             outputs = self._layer.run(cache, inputs, rows)
             if outputs is not None:
                 return self._recording.assemble(outputs)
         return self.compute(inputs, partial(self._attend, cache))
+
+    def _run_chain(self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int) -> torch.Tensor | None:
+        """The result of this module, when those of all of its chain are computed; None if they cannot be."""
+        assert self._chain is not None
+        assert self._foresight is not None
+        if (calls := self._foresight.calls(call)) is None:
+            return None
+        if (given := self._foresight.inputs(calls, inputs, cache)) is None:
+            return None
+        if (results := self._chain.run(cache, given, rows)) is None:
+            return None
+        groups = self._foresight.group_of[1:]
+        for fused, group, (hidden, result) in zip(self._behind, groups, pairwise(results), strict=True):
+            fused._computed = ChainResult(hidden, calls[group], result)
+        return results[0]
 
     def compute(
         self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
@@ -122,6 +138,11 @@ class FusedModule:
         return self._recording.assemble(outputs)
 
     @property
+    def watched(self) -> set[torch.nn.Module]:
+        """The modules whose results its chain has to know."""
+        return self._foresight.modules if self._chain is not None and self._foresight is not None else set()
+
+    @property
     def _hooked(self) -> bool:
         """Whether hooks run between the layers of the chain; they could change tensors in place, which is not
         detected.
@@ -134,12 +155,17 @@ class FusedModule:
             return False
         mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
         same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
-        return same and self._recording.is_like(other._recording)
+        return same and self._recording.form.is_leaf() and other._recording.form.is_leaf()
 
-    def set_chain(self, behind: list[FusedModule]) -> None:
-        """Make this module the first of a chain with the modules ``behind`` it; of no chain if there are none."""
+    def set_chain(self, behind: list[FusedModule], differences: list[tuple[Difference, ...]], origins: Origins) -> None:
+        """Make this module the first of a chain with the modules ``behind`` it, whose calls differ so from its own; of
+        no chain if there are none.
+        """
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
-        self._behind, self._chain = behind, LayerChain(layers, self._kernel) if behind else None
+        recordings = [one._recording for one in (self, *behind)]
+        self._foresight = Foresight(origins, list(zip(recordings, [(), *differences], strict=True)))
+        self._behind = behind
+        self._chain = LayerChain(layers, self._foresight.group_of, self._kernel) if behind else None
         modules = [one.module for one in (self, *behind)]
         self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
 
@@ -155,6 +181,7 @@ class Fusion:
     def __init__(self, attention: PackedAttention, linear: Linear, kernel: ProgramKernel) -> None:
         self._attention, self._linear, self._kernel = attention, linear, kernel
         self._fused: list[FusedModule] = []
+        self._origins = Origins()
 
     def __len__(self) -> int:
         return len(self._fused)
@@ -163,9 +190,11 @@ class Fusion:
         """Make the fused modules run as programs."""
         for fused in self._fused:
             fused.install()
+        self._origins.watch({module for fused in self._fused for module in fused.watched})
 
     def remove(self) -> None:
         """Restore the model."""
+        self._origins.forget()
         for fused in self._fused:
             fused.remove()
 
@@ -180,29 +209,47 @@ class Fusion:
                 fused.install()
                 self._fused.append(fused)
             trying = [child for module in trying if module not in found for child in _children(module)]
-        self._link(steps)
+        parts = {part for fused in self._fused for part in fused.module.modules()}
+        with self._origins.watching(module for module in root.modules() if module not in parts):
+            self._link(steps)
+        self._origins.watch({module for fused in self._fused for module in fused.watched})
 
     def unlink(self) -> None:
         """Remove all chains: every module is computed when it is called."""
+        self._origins.forget()
         for fused in self._fused:
-            fused.set_chain([])
+            fused.set_chain([], [], self._origins)
 
     def _link(self, steps: Callable[[], Iterator[None]]) -> None:
-        """Make chains of modules that are called one after the other, each once per step."""
-        after: dict[FusedModule, FusedModule] = {}
+        """Make chains of modules that are called one after the other, each once per step, with arguments that the first
+        one's call tells.
+        """
+        chains: list[Any] = []
         with record_calls(self._fused) as calls:
             for _ in steps():
-                times = Counter(call.fused for call in calls)
-                for one, other in pairwise(calls):
-                    if one.can_precede(other) and times[one.fused] == times[other.fused] == 1:
-                        after[one.fused] = other.fused
+                chains = list(self._chains(calls))
                 calls.clear()
-        for first in after.keys() - set(after.values()):
-            behind, last = [], first
-            while last in after:
-                last = after[last]
-                behind.append(last)
-            first.set_chain(behind)
+        for first, *behind in chains:
+            differences = [more for _, more in behind]
+            first[0].set_chain([fused for fused, _ in behind], differences, self._origins)
+
+    def _chains(self, calls: list[FusedCall]) -> Iterator[list[tuple[FusedModule, tuple[Difference, ...]]]]:
+        """Modules that can be a chain, with the differences of their calls from the first one's, after a step."""
+        times, first, last = Counter(call.fused for call in calls), None, None
+        chain: list[tuple[FusedModule, tuple[Difference, ...]]] = []
+        for call in calls:
+            more = None
+            if first is not None and last is not None and times[call.fused] == 1 and last.can_precede(call):
+                more = self._origins.differences((first.args, first.kwargs), (call.args, call.kwargs))
+            if more is None:
+                if len(chain) > 1:
+                    yield chain
+                chain, more = [], ()
+                first = call if times[call.fused] == 1 else None
+            last = call
+            chain.append((call.fused, more))
+        if len(chain) > 1:
+            yield chain
 
     def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, FusedModule]:
         found: dict[Any, FusedModule] = {}
@@ -227,10 +274,8 @@ class FusedCall(NamedTuple):
     out: Any
 
     def can_precede(self, other: FusedCall) -> bool:
-        """Whether ``other`` was called with this call's result and otherwise the same arguments."""
-        got = bool(other.args) and other.args[0] is self.out
-        same = same_arguments((self.args, self.kwargs), (other.args, other.kwargs))
-        return got and same and self.fused.can_precede(other.fused)
+        """Whether ``other`` was called with this call's result."""
+        return bool(other.args) and other.args[0] is self.out and self.fused.can_precede(other.fused)
 
 
 @contextmanager

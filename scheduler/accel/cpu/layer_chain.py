@@ -1,9 +1,9 @@
 """``LayerChain``: consecutive layers that run in one call of the C++ kernel.
 
 The first layer of a chain computes all of them. When a later layer is called with the output of the layer before it and
-otherwise the same arguments, it returns the result that is ready; when it is called with anything else it computes and
-stores its keys and values again. A change of a tensor in place cannot be detected here: the probe verifies that the
-model makes none, and nothing is computed ahead while a layer has hooks.
+otherwise the arguments that were foreseen, it returns the result that is ready; when it is called with anything else it
+computes and stores its keys and values again. A change of a tensor in place cannot be detected here: the probe
+verifies that the model makes none, and nothing is computed ahead while a layer has hooks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +20,10 @@ import torch
 from cache.attention.cpu import AttentionCall, CpuPlan
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu import program
+from scheduler.accel.cpu.foresight import Call, same_arguments
 from scheduler.accel.cpu.layer_program import LayerAttention, LayerProgram
 from scheduler.accel.cpu.program_kernel import ProgramKernel
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # args and kwargs
 _MOST = 32 << 20  # bytes of results that are there at once; so many rows take long enough layer by layer
 
 
@@ -38,14 +37,6 @@ class ChainResult(NamedTuple):
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has these arguments."""
         return bool(args) and args[0] is self.hidden and same_arguments(self.like, (args, kwargs))
-
-
-def same_arguments(one: Call, other: Call) -> bool:
-    """Whether two calls have the same arguments except the first; arguments are compared by identity."""
-    if len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
-        return False
-    named = [*one[1]] == [*other[1]] and all(map(is_, one[1].values(), other[1].values()))
-    return named and all(map(is_, one[0][1:], other[0][1:]))
 
 
 class _Link(ctypes.Structure):
@@ -69,8 +60,9 @@ class LayerChain:
     only the addresses of its write index, page tables and inputs are set.
     """
 
-    def __init__(self, layers: Sequence[LayerProgram], kernel: ProgramKernel) -> None:
-        self._layers, self._kernel = layers, kernel
+    def __init__(self, layers: Sequence[LayerProgram], group_of: Sequence[int], kernel: ProgramKernel) -> None:
+        """``group_of`` each layer: those of a group have the same inputs."""
+        self._layers, self._group_of, self._kernel = layers, group_of, kernel
         self._programs = [one for layer in layers for one in layer.programs]
         self._rooms = {id(layer.room): layer.room for layer in layers}.values()
         self._kinds: dict[Any, list[int]] = {}
@@ -83,7 +75,7 @@ class LayerChain:
         self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(AttentionCall))
         self._outside = np.zeros((sum(len(one.externals) for one in self._programs), 3), np.int64)
         self._places = self._find_places()
-        first, last = self._places["input", 0], self._places["output", 0]
+        first, last = self._all_places("input"), self._all_places("output")
         behind = first.layers > 0
         # Rows of the table that lie in the results of some layer, and of which.
         self._results = np.concatenate((first.rows[behind], last.rows))
@@ -93,9 +85,10 @@ class LayerChain:
         row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
         self._most = _MOST // (len(layers) * row.nbytes)  # rows
 
-    def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor] | None:
-        """The results of all layers, ``[1, rows, hidden]`` each, from the inputs of the first, which have the rows of
-        the step in their token axis; None if the kernel cannot take this step. Raises MemoryError.
+    def run(self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor] | None:
+        """The results of all layers, ``[1, rows, hidden]`` each, from the inputs of each group, which have the rows of
+        the step in their token axis; of the first input only the first layer's is used. None if the kernel cannot take
+        this step. Raises MemoryError.
         """
         if rows > self._most:
             return None
@@ -120,13 +113,14 @@ class LayerChain:
             raise MemoryError("no memory for a step")
         return results
 
-    def _place_tensors(self, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor]:
+    def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor]:
         """Set the addresses of the inputs and of new tensors for the results; the result of a layer is the next one's
         first input.
         """
-        for number, tensor in enumerate(inputs):
-            if (where := self._places.get(("input", number))) is not None:
-                self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
+        for group, given in enumerate(inputs):
+            for number, tensor in enumerate(given):
+                if (where := self._places.get(("input", number, group))) is not None:
+                    self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
         results = torch.empty((len(self._layers), rows, *self._result.shape), dtype=self._result.dtype)
         self._outside[self._results, 0] = results.data_ptr() + self._layers_of * (results.stride(0) * results.itemsize)
         self._outside[self._results, 1] = results.stride(1)
@@ -158,11 +152,19 @@ class LayerChain:
             first += len(part)
         return True
 
-    def _find_places(self) -> dict[tuple[str, int], _Places]:
-        """The rows of the table of externals for each input of a layer and each output of its last block."""
-        found: defaultdict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
+    def _find_places(self) -> dict[tuple[str, int, int], _Places]:
+        """The rows of the table of externals for each input of the layers of a group, and each output of their last
+        blocks, by number and group.
+        """
+        found: defaultdict[tuple[str, int, int], list[tuple[int, int, int]]] = defaultdict(list)
         table = [(number, external) for number, one in enumerate(self._programs) for external in one.externals]
         for place, (number, external) in enumerate(table):
             if external.kind == "input" or number % 2:
-                found[external.kind, external.number].append((place, number // 2, external.axis))
+                key = external.kind, external.number, self._group_of[number // 2]
+                found[key].append((place, number // 2, external.axis))
         return {key: _Places(*map(np.array, zip(*each, strict=True))) for key, each in found.items()}
+
+    def _all_places(self, kind: str) -> _Places:
+        """Those of the first input, or the output, of all groups."""
+        each = [where for (of, number, _), where in self._places.items() if of == kind and not number]
+        return _Places(*map(np.concatenate, zip(*each, strict=True)))

@@ -57,8 +57,9 @@ class PackedForm:
         zeros = sample.zeros is not None
         minima = zeros or sample.minima is not None or sample.fine_minima is not None
         found = kernel()
-        together = 2 if found is None else found.together
-        return cls(bits, group, False, fine, minima, zeros, zero, together, table if bits == 4 else ())
+        if found is None:
+            raise NotPackable("there is no kernel that would read it")
+        return cls(bits, group, False, fine, minima, zeros, zero, found.together, table if bits == 4 else ())
 
     @property
     def exact(self) -> PackedForm:
@@ -144,22 +145,9 @@ class PackedForm:
 
     def _values(self, values: torch.Tensor) -> torch.Tensor:
         """uint8 ``[blocks, bytes]`` of codes ``[rows, inside]``."""
-        padded = values
-        if values.shape[1] % BLOCK or len(values) < GROUP:
-            padded = F.pad(values, (0, -values.shape[1] % BLOCK, 0, GROUP - len(values)))
-        wide = {2: torch.int16, 4: torch.int32}[self.together]
-        tuples = padded.contiguous().view(wide).t().contiguous().view(torch.uint8)  # [inside / together, together * 64]
-        if self.bits == 8:
-            return self._store_signed(tuples).view(padded.shape[1] // BLOCK, -1)
-        both = (tuples & 15).view(-1, 2, self.together * GROUP)
-        parts = [(both[:, 0] | both[:, 1] << 4).view(padded.shape[1] // BLOCK, -1)]
-        if high := self.bits - 4:
-            rest = (tuples >> 4).view(-1, 8 // high, self.together * GROUP)
-            joined = rest[:, 0].clone()
-            for number in range(1, 8 // high):
-                joined |= rest[:, number] << number * high
-            parts.append(joined.view(padded.shape[1] // BLOCK, -1))
-        return torch.cat(parts, 1)
+        found = kernel()
+        assert found is not None
+        return found.order(values, self.bits, self.together, 128 if self.bits == 8 and self.together == 4 else 0)
 
     def _store_signed(self, values: torch.Tensor) -> torch.Tensor:
         """Bytes with a sign as they are stored."""

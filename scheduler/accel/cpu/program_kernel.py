@@ -33,6 +33,16 @@ class Adapters(ctypes.Structure):
     )
 
 
+class _Codes(ctypes.Structure):
+    """The struct ``Codes`` of codes.h."""
+
+    _fields_ = (
+        ("codes", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("columns", "inside", "bits", "together", "flipped")),
+        ("to", ctypes.c_void_p),
+    )
+
+
 class ProgramKernel:
     """The compiled functions, and the memory that all programs share, as they run one after the other."""
 
@@ -51,6 +61,8 @@ class ProgramKernel:
         self.build = path.stem
         self._read = library.warmturn_read
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self._order = library.warmturn_order
+        self._order.argtypes = [ctypes.POINTER(_Codes)]
         self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
         self.adapters = Adapters()
         self.low_rows = 0  # rows of a chunk times products of a program, at most
@@ -72,6 +84,17 @@ class ProgramKernel:
         """Read all bytes of contiguous CPU tensors of any shape, computing nothing: what products are compared with."""
         regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
         self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
+
+    def order(self, codes: torch.Tensor, bits: int, together: int, flipped: int = 0) -> torch.Tensor:
+        """Codes as products read them, uint8 ``[blocks of 32 elements, 8 * bits * 32]``: of each column ``together``
+        elements after each other. ``codes``: uint8 ``[columns, inside]`` of at most 64 columns, padded with zeros;
+        ``flipped``: bits that are stored the other way round.
+        """
+        codes = codes.contiguous()
+        columns, inside = codes.shape
+        to = torch.empty(-(-inside // 32), 256 * bits, dtype=torch.uint8)
+        self._order(_Codes(codes.data_ptr(), columns, inside, bits, together, flipped, to.data_ptr()))
+        return to
 
     def reserve(self, floats: int) -> None:
         """Grow the shared memory to at least ``floats``; its address may change."""

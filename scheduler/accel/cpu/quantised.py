@@ -94,10 +94,10 @@ def _matrix(weight: QuantisedWeight) -> PackedMatrix | None:
     except NotPackable as error:
         log.info("a packed weight is unpacked at every step, which is slow: %s", error)
         return None
-    weight.release()
     x = torch.randn(2, matrix.inside, generator=torch.Generator().manual_seed(0))
     got, few = product(matrix, None, torch.float32, ours)(x), min(_CHECKED, matrix.out)
     want = x @ weight.source.dequantise(0, few).t()
+    weight.release()
     off = float((got[:, :few] - want).norm() / want.norm().clamp_min(1e-30))
     if off <= _MOST_ERROR:
         weight.replace(matrix)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import GROUP, PACKED
 from scheduler.accel.cpu.packed_form import BLOCK, NIBBLES, TABLE_BYTES, NotPackable
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import E4M3
 
@@ -60,11 +61,10 @@ class RealForm:
     def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
         """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer. Raises NotPackable for more than that."""
         rows = source.rows(start, stop)
-        if rows.scales is None:
-            raise NotPackable("it has no scales")
-        codes = F.pad(rows.values, (0, 0, 0, GROUP - len(rows.values))).t()
-        if self.table:
-            codes = codes[::2] | codes[1::2] << 4
+        found = kernel()
+        if rows.scales is None or found is None:
+            raise NotPackable("it has no scales" if found else "there is no kernel that would read it")
+        codes = found.order(rows.values, 4 if self.table else 8, 1)
         each = self.every * BLOCK
         scales = F.pad(rows.scales.repeat_interleave(source.group // each, 1), (0, 0, 0, GROUP - len(rows.values)))
         columns = scales.t().contiguous().view(torch.uint8)

@@ -10,9 +10,10 @@ from gguf_kit import Q4_0, Q8_0, store, write_file
 from gguf_models import metadata_of, written
 from loaded_kit import generate
 from tiny_models import TEMPLATE, greedy
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scheduler.engine_config import EngineConfig
+from scheduler.model import gguf
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 from server import torchless
@@ -34,6 +35,15 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: in
     assert loaded.eos_token_ids == (258,)
     assert loaded.context == 256
     assert generate(loaded, PROMPTS, 12) == [greedy(want, prompt, 12) for prompt in PROMPTS]
+
+
+def test_on_another_device_than_a_cpu_weights_are_unpacked_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", Q4_0)
+    model, _ = gguf.read_model(path, gguf.read_config(path), AutoModelForCausalLM, None, {}, torch.device("meta"))
+    assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())
+    assert "the weights are unpacked" in caplog.text
 
 
 def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ import pytest
 import torch
 from loaded_kit import generate
 from packed_models import CASES, write_case
+from program_kit import compiled
 from tiny_models import greedy
 from transformers import AutoModelForCausalLM
 
-from scheduler.accel.cpu.experts import packed_experts
+from scheduler.accel.cpu.experts import pack_experts, packed_experts
+from scheduler.accel.cpu.packing import Packing
 from scheduler.engine_config import EngineConfig
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import LoadedModel, load
-from scheduler.weights.quantised_weight import quantised_weight_of
+from scheduler.weights.quantised_weight import QuantisedWeight, quantised_weight_of
 
 PROMPTS = [[(7 * i + 3) % 1000 + 10 for i in range(40)], list(range(10, 21))]
 
@@ -65,3 +67,28 @@ def test_values_stay_packed_and_as_they_are(tmp_path: Path) -> None:
         assert len(kept) >= 4
         for key, weight in kept.items():
             torch.testing.assert_close(weight.dense(), want[key].data, rtol=1e-6, atol=0)
+
+
+def test_experts_are_compared_without_unpacking_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each module some experts; one that differs keeps its own code."""
+    compiled()
+    write(tmp_path, "mxfp4")
+    config = EngineConfig("", str(tmp_path / "packed"), device="cpu", dtype="float32")
+    model, _ = read_model(config, read_config(config), torch.device("cpu"))
+    modules = [one for one in model.modules() if one._parameters.keys() >= {"gate_up_proj", "down_proj"}]
+    unpacked: list[int] = []
+    original = QuantisedWeight.dense_of
+
+    def dense_of(self: QuantisedWeight, experts: list[int]) -> torch.Tensor:
+        unpacked.append(len(experts))
+        return original(self, experts) * (2 if self is wrong else 1)
+
+    def dense(self: QuantisedWeight) -> torch.Tensor:
+        raise AssertionError("a whole weight is unpacked")
+
+    wrong = quantised_weight_of(modules[1].down_proj)
+    monkeypatch.setattr(QuantisedWeight, "dense_of", dense_of)
+    monkeypatch.setattr(QuantisedWeight, "dense", dense)
+    pack_experts(model, Packing({}))
+    assert [packed_experts(one) is not None for one in modules] == [True, False]
+    assert unpacked == [3, 3] * len(modules)

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "codes.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "matrix.h"
@@ -406,6 +407,8 @@ extern "C" int warmturn_tiles() {  // whether this was compiled for matrix units
 extern "C" int64_t warmturn_way_count() { return WAYS; }  // in how many ways products with tiles go through a weight
 
 extern "C" int64_t warmturn_together() { return TOGETHER; }  // elements of a column that lie so in packed weights
+
+extern "C" void warmturn_order(const Codes* codes) { order(*codes); }
 
 // Reads all bytes of the regions, by as many threads as there are for programs.
 extern "C" void warmturn_read(const Region* regions, int64_t count, int64_t threads,

@@ -48,8 +48,8 @@ WHOLE: dict[str, dict[str, int]] = {
 }
 
 
-# Those whose layers are not called one after the other with all else the same, or are no programs themselves.
-CHAINS = {"gemma3_text": [2, 2], "qwen3_5_text": [2]}
+# Those whose layers are not called one after the other, or are no programs themselves.
+CHAINS = {"qwen3_5_text": [2]}
 CHAINS |= {name: [] for name in ("gemma4_text", "deepseek_v3", "lfm2")}
 
 

@@ -13,7 +13,8 @@ from tiny_models import logits, make_model
 from torch.nn.modules.module import register_module_forward_hook
 
 from scheduler.accel.cpu import layer_chain
-from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
+from scheduler.accel.cpu.foresight import Call, Origin, Origins, same_arguments
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain
 from scheduler.forward.modes import PackedMode
 
 SHORT = [[(0, 1)], [(0, 1)], [(0, 30), (1, 30), (2, 10)], [(0, 1)], [(0, 30), (1, 11)], [(2, 2), (0, 5)], [(0, 29)]]
@@ -203,6 +204,56 @@ def test_a_mode_that_comes_back_has_its_chains(runs: list[bool]) -> None:
     runs.clear()
     stage.run(LONG, SHORT)
     assert runs == [False] + [True] * (len(SHORT) - 1)  # in the first one there are no pages yet
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_layers_with_other_positions_are_in_the_chain(runs: list[bool], name: str) -> None:
+    """Of gemma4 they have heads of another size, too."""
+    model = make_model(name)
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.chains == [4]
+    stage.mode.remove()
+    stage.mode.install()  # modules whose results have to be known are watched again
+    runs.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert runs == [False] + [True] * (len(SHORT) - 1)
+    stage.mode.remove()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def test_positions_that_were_not_foreseen(monkeypatch: pytest.MonkeyPatch, runs: list[bool]) -> None:
+    model = make_model("gemma3")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    monkeypatch.setattr(Origins, "expect", lambda self, first, differences: first)
+    runs.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert any(runs)
+
+
+def test_where_arguments_come_from() -> None:
+    table, origins, module = torch.arange(24.0).view(1, 2, 3, 4), Origins(), torch.nn.ReLU()
+    first: Call = (0, table[:, :, 0]), {"a": None, "b": torch.ones(1)}
+    with origins.watching([module]):
+        given = module(torch.ones(3))
+        other: Call = (1, table[:, :, 2]), {"a": None, "b": given}
+        found = origins.differences(first, other)
+        assert found == ((1, 8), ("b", Origin(module, ())))
+        guessed = origins.expect(first, found)
+        assert guessed is not None
+        assert same_arguments(guessed, other)
+        module(torch.ones(3))
+        guessed = origins.expect(first, found)
+        assert guessed is not None
+        assert not same_arguments(guessed, other)  # another step's
+        assert origins.differences(first, ((1, table[:, :, 2]), {"a": None, "b": torch.ones(3)})) is None
+        assert origins.differences(first, ((1, table[:, :, 2]), {"a": 1, "b": given})) is None
+        assert origins.differences(first, ((1,), {"a": None, "b": given})) is None
+    assert origins.expect(first, found) is None
+    assert not module._forward_hooks
 
 
 def test_calls_are_alike_where_all_but_the_first_argument_is_the_same_object() -> None:
