@@ -67,7 +67,7 @@ class Origins:
         for key, mine, theirs in _pairs(first, other):
             if is_same(mine, theirs):
                 continue
-            where = _behind(mine, theirs)
+            where: Origin | int | None = _behind(mine, theirs)
             if where is None:
                 where = next((origin for origin, out in self._latest.items() if out is theirs), None)
             if where is None:
@@ -167,7 +167,7 @@ def _behind(one: Any, other: Any) -> int | None:
         return None
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
         return None
-    return other.storage_offset() - one.storage_offset()
+    return int(other.storage_offset()) - int(one.storage_offset())
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -69,7 +69,7 @@ def test_values_stay_packed_and_as_they_are(tmp_path: Path) -> None:
             torch.testing.assert_close(weight.dense(), want[key].data, rtol=1e-6, atol=0)
 
 
-def test_experts_are_compared_without_unpacking_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_compared_without_unpacking_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each module some experts; one that differs keeps its own code."""
     compiled()
     write(tmp_path, "mxfp4")
