@@ -142,7 +142,7 @@ def weights_of(model: Any) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]
 def drift(model: Any, timelines: torch.Tensor, form: Form) -> tuple[float, float] | None:
     """The error of the logits, and how many of the likeliest tokens are the same; None where the form does not fit."""
     few, plain = copy.deepcopy(model), copy.deepcopy(model)
-    pairs = zip(weights_of(few), weights_of(plain), strict=True)
+    pairs = zip(list(weights_of(few)), list(weights_of(plain)), strict=True)
     for (module, name, weight), (other, _, _) in pairs:
         inside = weight.shape[-1]
         if inside % (_COARSE if form.fine else form.group):
