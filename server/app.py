@@ -164,4 +164,4 @@ def begin_batches(app: FastAPI) -> None:
         return
     if app.middleware_stack is None:
         app.middleware_stack = app.build_middleware_stack()
-    app.state.batches.start(partial(ask, app, app.state.dispatch), app.state.models.free_for)
+    app.state.batches.start(partial(ask, app, app.state.dispatch), app.state.dispatch.free_for)

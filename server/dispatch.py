@@ -34,7 +34,7 @@ class Endpoint:
         """Raises TypeError where the endpoint takes something else."""
         self.route = route
         self.pattern: Pattern[str] = route.path_regex
-        self._tasks = tasks_of(route.endpoint)
+        self.tasks = tasks_of(route.endpoint)
         self._call: Callable[..., Awaitable[Response]] = route.endpoint
         self._absent: dict[str, Any] = {}
         hints = get_type_hints(route.endpoint)
@@ -60,14 +60,14 @@ class Endpoint:
         a client of a stream is told how far that is.
         """
         body: Any = validate(self._model, await read_json_object(request))
-        model = models.find(body.model, allowed_models(request), self._tasks)
+        model = models.find(body.model, allowed_models(request), self.tasks)
         if model.is_loaded or not getattr(body, "stream", False) or speaks_ollama(request.scope["path"]):
             return await self._answer(request, body, named, models)
         answer = partial(self._answer, request, body, named, models)
         return await answer_or_progress(answer, request.scope, partial(getattr, model, "stage"))
 
     async def _answer(self, request: Request, body: Any, named: dict[str, str], models: ModelRegistry) -> Response:
-        async with models.using(request, body.model, request.receive, self._tasks):
+        async with models.using(request, body.model, request.receive, self.tasks):
             response = await self._call(body=body, request=request, **named, **self._absent)
         log_ignored()
         return response
@@ -83,6 +83,10 @@ class Dispatch:
         self._routes = routes
         self._models = models
         self._endpoints = {path: Endpoint(route) for path, route in routes.by_path.items()}
+
+    async def free_for(self, path: str, name: str, allowed: frozenset[str] | None) -> None:
+        """Wait until the model that a request to this path means by a name can be asked, see ``ModelRegistry``."""
+        await self._models.free_for(name, allowed, self._endpoints[path].tasks)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         plain = not scope.get("query_string") and scope.get("fastapi.telemetry") is None

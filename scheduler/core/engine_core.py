@@ -56,7 +56,6 @@ log = logging.getLogger("warmturn.engine")
 _MAX_FAILURES = 8  # failed steps in a row after which the engine gives up
 _MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 
-
 Deliver = Callable[[LaunchedStep | None, StepOutputs], object]
 
 
@@ -236,7 +235,8 @@ class EngineCore:
         return StepOutputs(tuple(deltas), self.stats(), time.monotonic())
 
     def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
-        """What a prompt token costs, for the choice between loading and computing."""
+        """What a prompt token costs, for the choice between loading and computing, and what spare tokens cost."""
+        self.scheduler.spare_time.record(plan, seconds)
         archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
         prefill = sum(count for _, count in plan if count > 1)
         if archive is not None and prefill >= _MIN_PREFILL and 2 * prefill > fed:

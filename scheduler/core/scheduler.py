@@ -16,6 +16,7 @@ from cache.tier import Tier
 from cache.tiers.archive import Fetch
 from scheduler.core.prefetcher import Prefetcher
 from scheduler.core.queue import FairQueue
+from scheduler.core.spare_time import SpareTime
 from scheduler.core.turn import Turn, TurnStatus
 from scheduler.protocol import FinishReason
 from scheduler.turn_receipt import Miss, Receipt
@@ -24,6 +25,7 @@ _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first 
 _STOPS = 1024  # turns that have ended of which the server may still tell that they called tools
 _PATIENCE = 32  # turns that may overtake one for which there is no room; then it is next
 _SPARE_SHARE = 4  # a step of spare turns takes a quarter of the token budget at most, so that others soon have theirs
+_BESIDE_SHARE = 16  # beside others they take a sixteenth at most
 
 
 class Scheduler:
@@ -36,8 +38,9 @@ class Scheduler:
     that a turn has to feed are reserved at admission, so only decoding can run out of memory; then the turn that was
     admitted last is preempted.
 
-    Spare turns feed nothing in a step that feeds anything of others, are admitted when no other turn waits, and are
-    preempted first where another lacks pages or a place in the batch.
+    Spare turns are admitted when no other turn waits, and are preempted first where another lacks pages or a place in
+    the batch. They have the steps that others do not need, and of a step in which all others decode what
+    ``SpareTime`` allows.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Scheduler:
         self.waiting = FairQueue(max_queued)
         self.preemptions = 0
         self.misses: Counter[Miss] = Counter()
+        self.spare_time = SpareTime()
         self._max_running = max_running
         self._reuse = reuse
         self._max_step_tokens = max_step_tokens
@@ -98,6 +102,9 @@ class Scheduler:
         self._fill(plan, budget, spare=False)
         if not plan and all(turn.spare for turn in self.running):
             self._fill(plan, -(-budget // _SPARE_SHARE), spare=True)
+        elif plan and all(count == 1 for count in plan.values()):
+            most = min(self.spare_tokens([*plan.items()]), -(-budget // _BESIDE_SHARE))
+            self._fill(plan, self.spare_time.tokens(most), spare=True)
         for turn, count in plan.items():
             turn.last_step = self._steps
             self.waiting.charge(turn.request.tenant, count, spare=turn.spare)

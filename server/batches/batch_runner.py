@@ -45,7 +45,7 @@ WRITTEN_TOGETHER = 1000  # results that are known at once
 
 T = TypeVar("T")
 Asker = Callable[[str, bytes, KeyAccess, dict[str, str]], Coroutine[Any, Any, InnerAnswer]]
-Ready = Callable[[str, frozenset[str] | None], Awaitable[None]]
+Ready = Callable[[str, str, frozenset[str] | None], Awaitable[None]]
 
 
 class KeyRevoked(Exception):
@@ -83,8 +83,8 @@ class BatchRunner:
         self._ready: Ready | None = None
 
     def start(self, ask: Asker, ready: Ready) -> None:
-        """Go on with the batches that are not over. ``ask`` posts a body; ``ready`` waits until the model of this name
-        can be asked without an unload of one that is in use.
+        """Go on with the batches that are not over. ``ask`` posts a body; ``ready`` waits until the model that an
+        endpoint's request means by a name can be asked without an unload of one that is in use.
         """
         self._ask, self._ready = ask, ready
         self._sweeper = asyncio.create_task(self._sweep())
@@ -238,7 +238,8 @@ class BatchRunner:
         assert self._ready is not None
         if (access := self._find_key(record.tenant, record.key)) is None:
             raise KeyRevoked
-        await self._ready(msgspec.json.decode(body, type=PlainBody).model_name, access.models)
+        name = msgspec.json.decode(body, type=PlainBody).model_name
+        await self._ready(record.endpoint, name, access.models)
         async with self._slots:
             headers = {"idempotency-key": f"{record.id}-{task.number}"} if is_kept(record.endpoint, body) else {}
             return await asyncio.create_task(self._ask(record.endpoint, body, access, headers))

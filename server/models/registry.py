@@ -172,10 +172,12 @@ class ModelRegistry:
             await self.load(model)
         return () if model.known_facts is None else model.known_facts.media
 
-    async def free_for(self, name: str, allowed: frozenset[str] | None) -> None:
-        """Wait until the model that nobody waits for is loaded, or no other one is in use that would make room."""
+    async def free_for(self, name: str, allowed: frozenset[str] | None, tasks: Tasks) -> None:
+        """Wait until the model that a request for these tasks means, which nobody waits for, is loaded, or no other one
+        is in use that would make room.
+        """
         with suppress(ApiError):  # the request itself is told so
-            model = self.find(name, allowed)
+            model = self.find(name, allowed, tasks)
             while not model.is_loaded and any(other.is_loaded and other.is_busy for other in self.models):
                 await asyncio.sleep(IDLE_LOOK_SECONDS)
 

@@ -9,6 +9,7 @@ from engine_kit import PAGE, Kit
 from tiny_models import greedy, make_tokenizer
 
 from scheduler.core.queue import FairQueue, QueueFull
+from scheduler.core.spare_time import SpareTime
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn, TurnStatus
 from scheduler.protocol import Submit, pack_ids
@@ -42,6 +43,7 @@ def is_true(kit: Kit, turn: str, prompt: list[int], count: int) -> None:
 
 def test_a_step_has_spare_turns_or_others(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(step_tokens=16)
+    monkeypatch.setattr(kit.scheduler.spare_time, "tokens", lambda most: 0)  # however slow the machine is
     plans = plans_of(kit, monkeypatch)
     spare = [kit.send([*PROMPT, n], 6, spare=True) for n in range(3)]
     for _ in range(4):
@@ -150,3 +152,64 @@ def test_what_a_tenants_spare_turns_use_does_not_put_its_others_back() -> None:
     queue.charge("b", 1)
     assert (queue.tokens_served("a"), queue.tokens_served("a", spare=True)) == (10, 1000)
     assert [*queue.in_order(1)] == [turns[1], turns[0]]
+
+
+def test_beside_turns_that_never_pause_spare_turns_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps in which all others decode, as many tokens as are granted; others lose no step and stand before them."""
+    kit = Kit(step_tokens=64)
+    monkeypatch.setattr(kit.scheduler.spare_time, "tokens", lambda most: min(most, 3))
+    plans = plans_of(kit, monkeypatch)
+    spare, asked = kit.send(PROMPT, 4, spare=True), []
+    while kit.outcomes[spare].finish_reason is None:
+        if not asked or len(kit.outcomes[asked[-1]].tokens) >= 7:
+            asked.append(kit.send([1, 2, len(asked)], 9))  # before the last one is over
+        kit.step()
+        assert len(asked) < 20
+    assert len(asked) > 1
+    kit.run()
+    for plan in plans:
+        beside = sum(count for turn, count in plan if turn.spare)
+        others = [count for turn, count in plan if not turn.spare]
+        assert beside <= (3 if others else 16)
+        assert not beside or all(count == 1 for count in others)
+    steps = [number for number, plan in enumerate(plans) if any(turn.request.turn == asked[0] for turn, _ in plan)]
+    assert steps == [*range(steps[0], steps[0] + 9)]  # as many as it takes alone, one after the other
+    is_true(kit, spare, PROMPT, 4)
+    for number, turn in enumerate(asked):
+        is_true(kit, turn, [1, 2, number], 9)
+
+
+def test_pages_for_a_spare_token_are_not_taken_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(pages=12)
+    monkeypatch.setattr(kit.scheduler.spare_time, "tokens", lambda most: most)
+    spare = kit.send(PROMPT, 20, spare=True)
+    kit.step()
+    asked = kit.send([1, 2, 3], 20)
+    while kit.outcomes[asked].finish_reason is None:
+        kit.step()
+        turn = kit.scheduler.find(asked)
+        assert turn is None or turn.status is TurnStatus.RUNNING
+    kit.run()
+    is_true(kit, asked, [1, 2, 3], 20)
+    is_true(kit, spare, PROMPT, 20)
+
+
+def test_spare_tokens_lengthen_the_steps_of_others_by_a_sixteenth() -> None:
+    """Over many steps, with the cost that they turn out to have; a step with a prompt saves time, and grants none."""
+    other, spare = waiting("a"), waiting("a", spare=True)
+    time = SpareTime()
+    time.record([(other, 30)], 10.0)
+    assert time.tokens(32) == 0  # it is not known yet what a step takes
+    lost = taken = fed = 0.0
+    for _ in range(4000):
+        count = time.tokens(32)
+        usual, longer = 0.02, 0.004 * count
+        time.record([(other, 1), *([(spare, count)] if count else [])], usual + longer)
+        lost, taken, fed = lost + longer, taken + usual, fed + count
+        time.record([(spare, 128)], 5.0)  # nobody else was there
+    assert 0.9 / 16 < lost / taken < 1.1 / 16
+    assert fed > 1000
+    time.record([(other, 1), (spare, 1)], 1e6)  # the machine slept
+    for _ in range(1000):
+        time.record([(other, 1)], 0.02)
+    assert time.tokens(32) > 0

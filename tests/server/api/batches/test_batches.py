@@ -381,7 +381,7 @@ async def test_a_turn_of_a_session_that_was_committed_before_the_crash_is_not_ru
     while not asked:
         await asyncio.sleep(0.01)
     await runner.close()
-    runner.start(ask, site.app.state.models.free_for)
+    runner.start(ask, site.app.state.dispatch.free_for)
     batch = await until(site, batch)
     assert {*await results(site, batch["output_file_id"])} == {"a"}
     assert (await site.http.get("/v1/sessions/s")).json()["turns"] == 1
