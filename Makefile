@@ -110,7 +110,7 @@ bench-gpu: $(FOR_GPU)
 # Random requests to every route, made by schemathesis; half an hour for 20,000.
 test-fuzz: $(DEV_STAMP)
 	$(PIP) install -q -c constraints.txt -e '.[fuzz]'
-	$(BIN)/python -m tools.fuzz --requests $(or $(REQUESTS),20000)
+	PYTHONPATH=tests $(BIN)/python -m tools.fuzz --requests $(or $(REQUESTS),20000)
 
 # Ten times more load than the server can serve; about four minutes.
 bench-overload: $(DEV_STAMP)

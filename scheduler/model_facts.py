@@ -117,7 +117,7 @@ class MediaMarks(msgspec.Struct, frozen=True):
 
 class AdapterFacts(msgspec.Struct, frozen=True):
     """A loaded adapter. ``rank``: the highest; ``modules``: that it adds to; ``weight_bytes`` in memory; ``digest`` of
-    its weights and factors.
+    its weights and factors; ``invocation``: the token ids from which on it is active, empty: everywhere.
     """
 
     name: str
@@ -125,6 +125,7 @@ class AdapterFacts(msgspec.Struct, frozen=True):
     modules: int
     weight_bytes: int
     digest: str
+    invocation: tuple[int, ...] = ()
 
 
 class PoolingFacts(msgspec.Struct, frozen=True):

@@ -58,10 +58,11 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     ``parent``: the session of the same tenant that waits for this turn (of a sub-agent), or that this one is a side
     call of: it is not evicted for this turn, and its age counts anew with it.
     ``media``: the digests of the pictures whose media ids the prompt has, all of which have been expanded.
-    ``spare``: nobody waits for it: it runs in steps that no other turn needs, and gives its place to any.
+    ``spare``: nobody waits for it: it runs in what steps leave over, and gives its place to any other.
     With ``speculate`` tokens may be drafted for it, which changes no token of the reply. ``prediction`` (int32, see
     ``pack_ids``) is what the client expects the reply to be. ``adapter``: the name of the adapter with which the model
-    computes it; "": none.
+    computes it; "": none. ``state``: the last delta of this turn, which generates nothing, has what the model's output
+    head reads behind the prompt's last token.
     """
 
     turn: str
@@ -84,6 +85,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     media: tuple[str, ...] = ()
     spare: bool = False
     adapter: str = ""
+    state: bool = False
 
 
 class AwaitTools(msgspec.Struct, frozen=True, tag=True):
@@ -220,7 +222,8 @@ class Delta(msgspec.Struct, frozen=True):
     multi-byte character may still be forming. ``tokens`` includes the token that ended the turn. ``stop`` tells which
     stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``. ``thinking_cut``: the turn's
     budget for reasoning was spent, and the end of the reasoning was forced, with this delta or an earlier one.
-    ``drafts``: with the last delta, tokens drafted for the turn and accepted ones, by ``DraftSource``.
+    ``drafts``: with the last delta, tokens drafted for the turn and accepted ones, by ``DraftSource``. ``state``: with
+    the last one, float32, little-endian, if it was asked for.
     """
 
     turn: str
@@ -234,6 +237,7 @@ class Delta(msgspec.Struct, frozen=True):
     error: str | None = None
     thinking_cut: bool = False
     drafts: dict[str, tuple[int, int]] = {}
+    state: bytes = b""
 
 
 QUEUE_FULL = "Too many requests are waiting; try again later."

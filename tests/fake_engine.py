@@ -380,7 +380,8 @@ class FakeEngine:
             deltas.append(delta if reason is None else structs.replace(delta, drafts=self.drafts))
             if reason is not None:
                 return deltas
-        return [*deltas, Delta(turn.name, finish_reason=FinishReason.LENGTH)]
+        state = np.arange(1, 5, dtype="<f4").tobytes() if request.state else b""
+        return [*deltas, Delta(turn.name, finish_reason=FinishReason.LENGTH, state=state)]
 
     def _limited(self, ids: list[int], budget: ThinkingBudget) -> tuple[list[int], int]:
         """What is said under a budget, and from which token on the server is told so: where the end of the reasoning is

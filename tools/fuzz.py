@@ -2,7 +2,8 @@
 
     make test-fuzz [REQUESTS=20000]
 
-They go to a server of the demo model that this starts. Half of the requests are what the document allows, half are not;
+They go to a server that this starts, of the demo model and of tiny ones that embed, score and hear (their makers are in
+``tests``, which must be on the path). Half of the requests are what the document allows, half are not;
 NUL bytes are on. Each route gets the same number. Half of them are tamed: about a session that is there, and without
 what random requests never have right. Prints the failures as curl commands, the answers by status, and the memory of
 both processes; the exit status tells whether all was well. Needs schemathesis, which the extra ``fuzz`` brings.
@@ -29,7 +30,9 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
+from pooling_kit import save_cross_encoder, save_embedder
 from schemathesis import GenerationMode
+from speech_models import save_speech_model
 
 from server.engine.process_tree import resident
 from tools.running import Server, serving
@@ -47,7 +50,7 @@ CHAT = "/v1/chat/completions"
 LINE = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": HELLO})
 FORM: Any = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", f"{{}}\n{LINE}\n".encode())}}
 KNOWN: dict[str, str] = {}  # parameters of paths -> ids of a file and a batch that are there
-FLAGS = ("--max-context", "128", "--max-queued", "64")  # what is generated stays short
+FLAGS = ("--max-context", "128", "--max-queued", "64", "--max-models", "4")  # what is generated stays short
 
 
 @dataclass
@@ -203,6 +206,12 @@ def run(server: Server, count: int) -> Tally:
     return tally
 
 
+def others(folder: Path) -> list[str]:
+    """Flags with models for the routes that the demo model is not for."""
+    made = save_embedder(folder / "embeds"), save_cross_encoder(folder / "scores")
+    return [flag for path in (*made, save_speech_model("whisper", folder)) for flag in ("--also", str(path))]
+
+
 def memory(server: Server) -> str:
     return f"server {resident(server.pid) / 2**20:.0f} MiB, engine {resident(server.engine) / 2**20:.0f} MiB"
 
@@ -211,7 +220,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=20_000)
     count = parser.parse_args().requests
-    with tempfile.TemporaryDirectory() as folder, serving("", Path(folder), *FLAGS) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving("", Path(folder) / "data", *FLAGS, *others(Path(folder))) as server,
+    ):
         run(server, 200)  # what is loaded once is loaded now
         before, engine, began = memory(server), server.engine, time.perf_counter()
         tally = run(server, count)

@@ -16,9 +16,10 @@ from scheduler.accel.cpu.matrix import TYPES
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.adapters.adapted_rows import AdaptedRows
-from scheduler.adapters.adapter import Adapter
+from scheduler.adapters.adapter import Adapter, AdapterUse, Changes
 from scheduler.adapters.adapter_tables import AdapterTables
-from scheduler.adapters.checkpoint import BadAdapter, LowRankPair, read_adapter
+from scheduler.adapters.checkpoint import AdapterCheckpoint, BadAdapter, LowRankPair, read_adapter
+from scheduler.adapters.fitter import Fitter
 
 
 class AdapterSet:
@@ -55,15 +56,8 @@ class AdapterSet:
         if self._refusal:
             raise BadAdapter(self._refusal)
         found = read_adapter(folder)
-        pairs = {}
-        for asked, pair in found.pairs.items():
-            module = self._module(asked)
-            self._check(asked, module, pair)
-            if module in pairs:
-                raise BadAdapter(f"two LoRAs are for one module: {asked[:200]}")
-            pairs[module] = LowRankPair(self._store(pair.down), self._store(pair.up), pair.scale)
-        adapter = Adapter(name, found.digest, pairs)
-        for module in pairs:
+        adapter = Adapter(name, found.digest, self._fit(found), found.invocation)
+        for module in adapter.changes.modules:
             self._wrap(module)
         self._by_name[name] = adapter
         return adapter
@@ -82,19 +76,44 @@ class AdapterSet:
                 module.forward = forward
 
     @contextmanager
-    def over(self, step: PackedStep, keep: Sequence[int]) -> Iterator[None]:
-        """Within it ``step`` runs with the adapters of its sessions; ``keep``: the rows whose logits are wanted."""
-        keys = [span.session.key for span in step.spans]
-        adapters = list(dict.fromkeys(key for key in keys if isinstance(key, Adapter)))
-        numbers = [adapters.index(key) if isinstance(key, Adapter) else -1 for key in keys]
-        owners = np.repeat(np.array(numbers, np.int64), [span.size for span in step.spans])
+    def over(self, step: PackedStep, keep: Sequence[int]) -> Iterator[bool]:
+        """Within it ``step`` runs with the adapters of its sessions; ``keep``: the rows whose logits are wanted.
+        Gives whether programs may compute it.
+        """
+        uses = [(span, span.session.key) for span in step.spans if isinstance(span.session.key, AdapterUse)]
+        adapters = list(dict.fromkeys(use.adapter for _, use in uses))
+        owners = np.full(step.tokens, -1, np.int64)
+        for span, use in uses:
+            owners[span.row + min(span.size, max(0, use.begin - span.start)) : span.row + span.size] = adapters.index(
+                use.adapter
+            )
         kept = np.array(keep, np.int64)
         step.adapted = self._rows = AdaptedRows(adapters, owners, kept, self._tables, self._model.device)
         try:
             with self._rows.running():
-                yield
+                yield all(adapter.only_adds for adapter in adapters)
         finally:
             self._rows = None
+
+    def _fit(self, found: AdapterCheckpoint) -> Changes:
+        """What a checkpoint changes at this model. Raises ``BadAdapter``."""
+        changes = Changes()
+        for asked, pair in found.pairs.items():
+            module = self._module(asked)
+            self._check(asked, module, pair)
+            if module in changes.pairs:
+                raise BadAdapter(f"two LoRAs are for one module: {asked[:200]}")
+            changes.pairs[module] = LowRankPair(self._store(pair.down), self._store(pair.up), pair.scale)
+        fitter = Fitter(self._model, changes, self._shape, self._store)
+        for asked, magnitude in found.magnitudes.items():
+            fitter.rescale(asked, self._module(asked), magnitude)
+        for asked, bias in found.biases.items():
+            fitter.replace_bias(asked, self._module(asked), bias)
+        for asked, bias in found.added.items():
+            fitter.add_bias(asked, self._module(asked), bias)
+        for asked, weights in found.saved.items():
+            fitter.replace(asked, self._module(asked), weights)
+        return changes
 
     def _module(self, asked: str) -> torch.nn.Module:
         """The module of a name in a checkpoint: of exactly that name, or the only one whose name ends as that does,
@@ -150,7 +169,8 @@ class AdapterSet:
         out = own(x)
         if self._rows is None:
             return out
-        given, made = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
+        given = x.reshape(-1, x.shape[-1]) if x.is_floating_point() else x.reshape(-1)  # token ids
+        made = out.reshape(-1, out.shape[-1])
         for adapter, rows in self._rows.groups(len(given), module is self._head):
-            adapter.add(module, rows, given, made)
+            adapter.change(module, rows, given, made)
         return made.view(out.shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cache.pages.timeline_key import TimelineKey
 from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+from scheduler.adapters.adapter import AdapterUse
 from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.adapters.checkpoint import BadAdapter
 from scheduler.engine_config import AdapterSource
@@ -66,6 +67,8 @@ class AdapterCommands:
             self._adapters.unload(request.name)
 
     def key_of(self, first: int | None, ids: array[int]) -> TimelineKey | None:
-        """The loaded adapter with which a timeline of ``ids`` was computed that the cache knows by this first token."""
-        loaded = self._adapters or ()
-        return next((adapter for adapter in loaded if adapter.mark(ids[:1])[0] == first), None)
+        """The loaded adapter with which all of a timeline of ``ids`` was computed that the cache knows by this first
+        token.
+        """
+        uses = (AdapterUse(adapter, 0) for adapter in self._adapters or ())
+        return next((use for use in uses if use.mark(ids[:1])[0] == first), None)

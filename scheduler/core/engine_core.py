@@ -292,7 +292,7 @@ class EngineCore:
     def _run(self, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], started: float) -> LaunchedStep:
         """Feed the plan with the drafts, and draw the tokens behind the pending ones."""
         rows = StepRows.of(plan, drafts)
-        logits, after = feed(self._runner, plan, drafts, rows.tokens)
+        logits, after = feed(self._runner, plan, drafts, rows)
         drafted = [DraftedRows(turn, draft, rows.drafts[turn], after[turn]) for turn, draft in drafts.items()]
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
@@ -379,7 +379,7 @@ class EngineCore:
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
         self._index(turn)
         self.scheduler.finish(turn, reason)
-        self._outputs.add(turn, Delta(turn.request.turn, finish_reason=reason, error=error, drafts=turn.drafts))
+        self._outputs.add(turn, turn.last_delta(reason, error))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:

@@ -9,6 +9,7 @@ from functools import partial
 from cache.media_ids import MEDIA, count_media
 from cache.pages.media import TimelineMedia
 from cache.pages.timeline_key import MARKED
+from scheduler.adapters.adapter import AdapterUse
 from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.core.limits import Limits
 from scheduler.core.text import TextStream, Vocabulary
@@ -46,8 +47,9 @@ class InputProcessor:
             return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
         if request.adapter and (self._adapters is None or self._adapters.find(request.adapter) is None):
             return Refused(request.turn, "model_not_found", "This adapter is not loaded any more.")
-        if request.adapter and count_media(ids[:MARKED]):
-            return Refused(request.turn, "invalid_prompt", "With an adapter no prompt begins with a picture or sound.")
+        use = self._use(request, ids)
+        if use is not None and count_media(ids[use.begin : use.begin + MARKED]):
+            return Refused(request.turn, "invalid_prompt", "What an adapter computes begins with no picture or sound.")
         if max(ids) >= MEDIA:
             media = self._place_media(request, ids)
             return media if isinstance(media, Refused) else self._turn(request, ids, media)
@@ -55,12 +57,16 @@ class InputProcessor:
 
     def _turn(self, request: Submit, ids: array[int], media: TimelineMedia | None = None) -> Turn:
         text = TextStream(self._vocabulary, self._limits.start or ids, request.stopping.stop, request.special)
-        adapter = None if self._adapters is None else self._adapters.find(request.adapter)
-        turn = Turn(request, text, self._limits.start, media, adapter)
+        turn = Turn(request, text, self._limits.start, media, self._use(request, ids))
         if request.thinking is not None:
             spell = partial(self._vocabulary.spell_shown, special=request.special)
             turn.thinking = ThinkingState(request.thinking, spell)
         return turn
+
+    def _use(self, request: Submit, ids: array[int]) -> AdapterUse | None:
+        """How the prompt's adapter is used."""
+        adapter = self._adapters.find(request.adapter) if self._adapters is not None and request.adapter else None
+        return None if adapter is None else adapter.use(ids)
 
     def _place_media(self, request: Submit, ids: array[int]) -> TimelineMedia | Refused:
         """Where the media of a prompt with media ids stand."""

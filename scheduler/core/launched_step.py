@@ -12,6 +12,7 @@ from cache.pages.session import Position
 from cache.store import SessionStore
 from scheduler.core.drafters import Draft
 from scheduler.core.sampling import SamplerOutput
+from scheduler.core.step_rows import StepRows
 from scheduler.core.turn import Turn
 from scheduler.model.runner import ModelRunner
 
@@ -75,10 +76,11 @@ def reserve_drafts(store: SessionStore, drafts: dict[Turn, Draft]) -> dict[Turn,
 
 
 def feed(
-    runner: ModelRunner, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], rows: list[int]
+    runner: ModelRunner, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], rows: StepRows
 ) -> tuple[torch.Tensor, dict[Turn, Position]]:
-    """Run the model on a plan with drafts; returns the logits ``[len(rows), V]`` float32, and where the step has left
-    the sessions that were drafted for. Behind it a session has the tokens of its turn only, whatever was drafted.
+    """Run the model on a plan with drafts; returns the logits ``[len(rows.tokens), V]`` float32, and where the step has
+    left the sessions that were drafted for. Turns that want a state get it. Behind it a session has the tokens of its
+    turn only, whatever was drafted.
     """
     before, after = {}, {}
     for turn, draft in drafts.items():
@@ -86,11 +88,17 @@ def feed(
         before[turn] = turn.session.draft(draft.ids)
     try:
         sizes = [(turn, count + len(drafts[turn].ids) if turn in drafts else count) for turn, count in plan]
-        logits = runner.run([(turn.session, size) for turn, size in sizes if turn.session is not None], rows)
+        wanting = [(turn, at) for turn, at in rows.last if turn.request.state]
+        work = [(turn.session, size) for turn, size in sizes if turn.session is not None]
+        logits = runner.run(work, rows.tokens, states=bool(wanting))
     finally:
         for turn in drafts:
             assert turn.session is not None
             after[turn] = turn.session.undraft(before[turn], len(turn.ids))
+    if wanting:
+        logits, states = logits[:, : -runner.state_size], logits[:, -runner.state_size :]
+        for turn, at in wanting:
+            turn.state = HostCopy(states[at].contiguous())
     return logits, after
 
 

@@ -41,6 +41,8 @@ class Limits:
             return Refused(request.turn, "invalid_prompt", "Prompts with pictures or sounds have no log-probabilities.")
         if request.prompt_logprobs is not None and max(ids) >= self.width:
             return Refused(request.turn, "invalid_prompt", "The prompt has a token id without a log-probability.")
+        if self.start and request.state:
+            return Refused(request.turn, "invalid_prompt", "Encoder-decoder models give no state of a session.")
         if self.start and request.prompt_logprobs is not None:
             return Refused(
                 request.turn, "invalid_prompt", "Prompts of encoder-decoder models have no log-probabilities."

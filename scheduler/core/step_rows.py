@@ -28,7 +28,7 @@ class StepRows:
             if turn.request.prompt_logprobs is not None and turn.generated == 0:
                 rows.prompts.append((turn, len(rows.tokens), count))
                 rows.tokens.extend(range(at, at + count))
-            elif is_last and turn.limit != 0:
+            elif is_last and (turn.limit != 0 or turn.request.state):
                 rows.tokens.append(at + count - 1)
             if is_last:
                 rows.last.append((turn, len(rows.tokens) - 1))

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cache.memory.stream import HostCopy
 from cache.pages.eviction import scope_name
 from cache.pages.media import TimelineMedia
 from cache.pages.session import SessionCache
@@ -17,7 +18,7 @@ from scheduler.core.constraint import Constraint
 from scheduler.core.text import TextStream
 from scheduler.core.thinking import ThinkingState
 from scheduler.core.token_counts import TokenCounts
-from scheduler.protocol import FinishReason, Submit, TokenLogprob, unpack_ids
+from scheduler.protocol import Delta, FinishReason, Submit, TokenLogprob, unpack_ids
 from scheduler.turn_receipt import Receipt
 
 
@@ -60,6 +61,7 @@ class Turn:
     arrived: float = 0.0  # when it was queued first, by the retention's clock
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     token_counts: TokenCounts | None = None  # where a penalty needs it
+    state: HostCopy | None = None  # what the output head has read behind its prompt, ``[H]``, where it is wanted
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: tokens drafted, tokens accepted
 
     def __post_init__(self) -> None:
@@ -138,6 +140,11 @@ class Turn:
     def reusable(self) -> bool:
         """Whether cached tokens may be skipped: not where their logits are still asked for."""
         return self.request.prompt_logprobs is None or self.generated > 0
+
+    def last_delta(self, reason: FinishReason, error: str | None) -> Delta:
+        """What is told of it where it ends without a token."""
+        state = b"" if self.state is None else self.state.wait()[0].numpy().astype("<f4").tobytes()
+        return Delta(self.request.turn, finish_reason=reason, error=error, drafts=self.drafts, state=state)
 
     def append(self, token: int) -> None:
         """A token was sampled: it is pending, to be fed by the next step."""

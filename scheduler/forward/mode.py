@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -100,9 +100,15 @@ class Mode(ABC):
             self.compiled.remove()
         self.compiled = None
 
-    def uncompiled(self) -> AbstractContextManager[None]:
-        """Within it what is compiled runs as it is."""
-        return self.compiled.aside() if self.compiled is not None else nullcontext()
+    @contextmanager
+    def uncompiled(self, *, programs: bool = True) -> Iterator[None]:
+        """Within it what is compiled runs as it is; without ``programs`` also what runs as programs."""
+        with ExitStack() as stack:
+            if self.compiled is not None:
+                stack.enter_context(self.compiled.aside())
+            if self.fusion is not None and not programs:
+                stack.enter_context(self.fusion.aside())
+            yield
 
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""

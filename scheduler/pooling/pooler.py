@@ -1,19 +1,22 @@
-"""``Pooler``: a model that gives vectors, run on padded batches of inputs."""
+"""``Pooler``: a model that gives vectors, run on inputs that are packed side by side, or padded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from scheduler.pooling.modules import PoolingModule, Vectors, normalised
+from scheduler.pooling.packed_forward import PackedForward
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import pack_ids, unpack_ids
 
 WASTE = 1.1  # padded tokens of a forward over those of its inputs, at most
-LENGTHS = (5, 23, 11)  # tokens of the inputs on which padding is measured
+LENGTHS = (5, 23, 11)  # tokens of the inputs on which it is measured how they may share a forward
 AGREE = 1e-4  # of the largest number; of half the bits in low precision
 PRECISE = torch.float32
 
@@ -44,37 +47,73 @@ class VectorHead:
 
 
 class Pooler:
-    """``model`` of transformers with its ``head``. ``pads``: whether inputs of different lengths may share a forward,
-    which is measured (``measure``): until then, and where it is False, only those of one length do.
+    """``model`` of transformers with its ``head``. How inputs of different lengths share a forward is measured
+    (``measure``): side by side, padded to one length (``pads``), or not at all.
     """
 
     def __init__(self, model: Any, head: VectorHead, pad_id: int, typed: bool) -> None:
         """``pad_id`` fills shorter inputs up. ``typed``: the model is told which text of a pair a token is of."""
         self.model, self.head = model, head
         self._pad_id, self._typed = pad_id, typed
+        self._packed: PackedForward | None = None
         self.pads = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether inputs of different lengths share a forward."""
+        return self.pads or self._packed is not None
+
+    @property
+    def mode(self) -> str:
+        """How inputs share a forward, for people."""
+        return "packed" if self._packed is not None else "padded" if self.pads else "equal lengths"
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[PoolInput]) -> torch.Tensor:
         """The vectors ``[N, D]`` of these inputs, float32 on the host, in one forward."""
-        device = self.model.device
         rows = [unpack_ids(one.ids) for one in inputs]
-        longest = max(map(len, rows))
-        ids = torch.full((len(rows), longest), self._pad_id, dtype=torch.long)
-        mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
-        for number, (row, one) in enumerate(zip(rows, inputs, strict=True)):
-            ids[number, : len(row)] = torch.tensor(row)
-            mask[number, : len(row)] = 1
-            if one.types:
-                types[number, : len(row)] = torch.tensor(list(one.types))
-        given = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        if self._packed is not None:
+            return self._run_packed(self._packed, inputs, rows)
+        ids, mask = self._pad([torch.tensor(row) for row in rows], self._pad_id)
+        given = {"input_ids": ids, "attention_mask": mask}
         if self._typed:
-            given["token_type_ids"] = types.to(device)
-        skip = torch.tensor([one.skip for one in inputs], device=device)
-        return self.head(self.model(**given, return_dict=True), given["attention_mask"], skip).cpu()
+            given["token_type_ids"] = self._pad(
+                [torch.tensor([*(one.types or bytes(len(row)))]) for one, row in zip(inputs, rows, strict=True)], 0
+            )[0]
+        return self.head(self.model(**given, return_dict=True), mask, self._skips(inputs)).cpu()
+
+    def _run_packed(self, packed: PackedForward, inputs: Sequence[PoolInput], rows: Sequence[Any]) -> torch.Tensor:
+        """The same side by side. Inputs of similar lengths are pooled together, which takes them padded."""
+        states = packed.run(rows, [one.types for one in inputs] if self._typed else None)
+        vectors: list[torch.Tensor] = [states[0]] * len(inputs)
+        for group in self._alike([len(row) for row in rows]):
+            hidden, mask = self._pad([states[place] for place in group], 0)
+            output = SimpleNamespace(last_hidden_state=hidden)
+            pooled = self.head(output, mask, self._skips([inputs[place] for place in group])).cpu()
+            for place, vector in zip(group, pooled, strict=True):
+                vectors[place] = vector
+        return torch.stack(vectors)
+
+    def _skips(self, inputs: Sequence[PoolInput]) -> torch.Tensor:
+        return torch.tensor([one.skip for one in inputs], device=self.model.device)
+
+    def _pad(self, rows: list[torch.Tensor], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[n, ...]`` as one tensor ``[B, T, ...]`` on the model's device, and its mask ``[B, T]``."""
+        whole = pad_sequence(rows, batch_first=True, padding_value=fill).to(self.model.device)
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(whole.shape[1]) < lengths[:, None]).long()
+        return whole, mask.to(self.model.device)
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Which inputs, by their places, share a forward: those of similar lengths, so that little is padded."""
+        """Which inputs, by their places, share a forward: all, the longest first, or those of similar lengths, so that
+        little is padded.
+        """
+        if self._packed is not None:
+            return [sorted(range(len(lengths)), key=lambda place: -lengths[place])]
+        return self._alike(lengths)
+
+    def _alike(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Places of inputs of similar lengths."""
         groups: list[list[int]] = []
         held = 0  # tokens of the inputs in the last group
         for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
@@ -88,20 +127,34 @@ class Pooler:
 
     def _joins(self, longest: int, length: int, count: int, held: int) -> bool:
         """Whether an input joins a group of ``count`` with ``held`` tokens."""
-        return longest == length or (self.pads and longest * (count + 1) <= WASTE * (held + length))
+        return longest == length or (self.shares and longest * (count + 1) <= WASTE * (held + length))
 
     def measure(self, width: int) -> None:
-        """Find out whether a padded forward gives what each input gives alone. ``width``: of the vocabulary."""
+        """Find out how inputs may share a forward so that each gives what it gives alone. ``width``: of the
+        vocabulary.
+        """
         generator = torch.Generator().manual_seed(width)
         usable = [i for i in range(min(width, 4096)) if i != self._pad_id]
         draws = [torch.randint(0, len(usable), (count,), generator=generator).tolist() for count in LENGTHS]
         made = [PoolInput(pack_ids([usable[i] for i in draw])) for draw in draws]
         alone = torch.cat([self.run([one]) for one in made])
+        for first in dict.fromkeys((0, self._pad_id + 1)) if self.head.pooling is not None else ():
+            try:
+                self._packed = PackedForward(self.model, first)
+            except Exception:  # no such attention, which each model says in its own way
+                break
+            if self._agrees(made, alone):
+                return
+            self._packed.remove()
+            self._packed = None
+        self.pads = self._agrees(made, alone)
+
+    def _agrees(self, made: Sequence[PoolInput], alone: torch.Tensor) -> bool:
+        """Whether inputs that share a forward give what they give alone."""
         try:
             together = self.run(made)
         except Exception:  # a model that takes one input at a time says so in its own way
-            self.pads = False
-            return
+            return False
         allowed = AGREE if self.model.dtype is PRECISE else float(torch.finfo(self.model.dtype).eps) * 8
         error = (together - alone).abs().max() / alone.abs().max().clamp(min=1e-12)
-        self.pads = bool(error <= allowed)
+        return bool(error <= allowed)

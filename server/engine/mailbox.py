@@ -135,4 +135,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         error=last.error,
         thinking_cut=any(delta.thinking_cut for delta in deltas),
         drafts=last.drafts,
+        state=last.state,
     )

@@ -29,6 +29,7 @@ from server.log.share_rows import ShareLog
 from server.log.stored import is_unexpired
 from server.log.tables import ANYONE, ballast, retries, sessions
 from server.log.usage_rows import UsageLog
+from server.log.vector_rows import SessionVectors
 
 KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
 EXPIRED_AT_ONCE = 50  # sessions deleted in one transaction
@@ -65,7 +66,7 @@ class SessionLog(SessionTable, SessionLocks):
         A damaged file is renamed, and its readable rows are copied to a new log: see ``salvage``, None otherwise.
         ``older``: the file is an older copy of the log that was here before, or a new one in its place. ``responses``
         and ``chats`` are the stored responses and chats of its sessions, ``media`` the bytes of their media, ``shares``
-        their links, ``usage`` what the keys have used.
+        their links, ``vectors`` what is searched by meaning, ``usage`` what the keys have used.
         ``on_unregistered`` is called if this server is new to this log, or was away for so long that tombstones are
         gone: its KV cache must be emptied.
         """
@@ -80,6 +81,7 @@ class SessionLog(SessionTable, SessionLocks):
         self.media = MediaLog(thread)
         self.usage = UsageLog(self._database, thread)
         self.shares = ShareLog(thread)
+        self.vectors = SessionVectors(thread)
         try:
             leases.begin()
             if on_unregistered is not None and not self._servers.is_registered():

@@ -11,7 +11,17 @@ from server.log.leases import Leases
 from server.log.media_rows import NO_MEDIA, drop_media, hold_media
 from server.log.search_index import forget_texts, index_messages, index_title
 from server.log.stored import SessionRow, columns_of, label, summaries_of
-from server.log.tables import labels, responses, retries, servers, sessions, shares, tombstones, turns
+from server.log.tables import (
+    labels,
+    responses,
+    retries,
+    servers,
+    session_vectors,
+    sessions,
+    shares,
+    tombstones,
+    turns,
+)
 from server.log.timeline import Row, SessionExists, SessionSummary, Timeline, UnknownSession
 
 # The statements of every turn are built once: that costs more than to run them.
@@ -127,7 +137,7 @@ def delete_session(connection: sql.Connection, row: SessionRow) -> None:
     """
     drop_media(connection, row)
     forget_texts(connection, row.id)
-    for table in (shares, responses, retries, labels, turns):
+    for table in (session_vectors, shares, responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))
     connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))
     stone = sql.and_(tombstones.c.tenant == row.tenant, tombstones.c.session == row.session)

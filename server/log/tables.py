@@ -1,8 +1,8 @@
 """The tables of the log, for SQLAlchemy.
 
 Format 4 is the oldest that is read. Format 5 added the receipts of turns, and leases. Format 6 added an index of stored
-chats. Format 7 added media, format 8 the search index, format 9 usage, format 10 links. A log of an older format is
-upgraded when it is opened, see ``server.log.upgrade``.
+chats. Format 7 added media, format 8 the search index, format 9 usage, format 10 links, format 11 vectors. A log of an
+older format is upgraded when it is opened, see ``server.log.upgrade``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import Column, Index
 
 from server.log.database import REMEDY, LogDamaged
 
-FORMAT = 10
+FORMAT = 11
 OLDEST_FORMAT = 4  # that can be brought up to date
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
@@ -170,6 +170,15 @@ shares = sql.Table(
     Column("expires", sql.BigInteger, nullable=False),
 )
 Index("shares_session", shares.c.session_id)
+
+session_vectors = sql.Table(
+    "session_vectors",  # what is searched by meaning, see server.log.vector_rows; a salvage leaves them out
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("model", sql.String(128), nullable=False),  # the fingerprint of the model that made it
+    Column("rows", sql.BigInteger, nullable=False),  # of the session, when it was made
+    Column("vector", sql.LargeBinary, nullable=False),  # float32, little-endian; empty: nothing was said
+)
 
 servers = sql.Table(
     "servers",  # each with a cache of its own, of which it has to forget what is deleted

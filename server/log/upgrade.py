@@ -23,6 +23,7 @@ from server.log.tables import (
     message_texts,
     metadata,
     responses,
+    session_vectors,
     sessions,
     shares,
     tombstones,
@@ -40,6 +41,7 @@ FORMAT_8 = {(message_texts.name, column) for column in {*message_texts.c.keys()}
 
 FORMAT_9 = {(key_usage.name, column) for column in {*key_usage.c.keys()}}
 FORMAT_10 = {(shares.name, column) for column in {*shares.c.keys()}}
+FORMAT_11 = {(session_vectors.name, column) for column in {*session_vectors.c.keys()}}
 
 
 def prepare(connection: sql.Connection) -> None:
@@ -85,6 +87,9 @@ def format_of_tables(connection: sql.Connection) -> int | None:
     missing = missing_columns(connection)
     if not missing:
         return FORMAT if has_index(connection) else None
+    missing -= FORMAT_11
+    if not missing:
+        return 10 if has_index(connection) else None
     missing -= FORMAT_10
     if not missing:
         return 9 if has_index(connection) else None

@@ -7,7 +7,8 @@ import { state, update } from "./store.js";
 export async function loadModels() {
   const { data } = await getJson("v1/models");
   const chats = data.filter(({ task }) => (task ?? "generate") === "generate"); // others embed or score
-  update({ models: chats.length ? chats : data });
+  const meaning = data.some(({ task, status }) => task === "embed" && status?.value === "loaded");
+  update({ models: chats.length ? chats : data, meaning });
 }
 
 // The model that answers in the open conversation: the chosen one, or else the server's first; null before it is known.

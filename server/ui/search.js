@@ -9,6 +9,10 @@ import { t } from "./words.js";
 
 const PAGE = 30;
 const PAUSE = 200; // milliseconds without a key until the server is asked
+const SIMILAR = 8; // sessions that are found by meaning
+const SIMILAR_PAUSE = 500; // milliseconds without a key: a query is computed by a model
+const LONGEST = 200; // characters of a query
+const MAKING = 20; // requests for one query, while vectors of sessions are missing
 const DAY = 86_400;
 const LABEL = "label:"; // how the keys of labels begin
 
@@ -55,6 +59,40 @@ export function useSearch(query, filter) {
   }, [query, filter, isOn, sessions.size]);
   const readOn = () => read(found.after, found.data).then(setFound, report);
   return { ...found, data: found.data && alone(found.data), isOn, readOn };
+}
+
+// The sessions that are like a query, from the server; it is asked again while it makes vectors of more sessions.
+export function useSimilar(query) {
+  const { meaning } = useStore();
+  const [found, setFound] = useState([]);
+  const asks = meaning && /[\p{L}\p{N}]/u.test(query);
+  useEffect(() => {
+    setFound([]);
+    if (!asks) return undefined;
+    let isLatest = true;
+    const look = async (times) => {
+      const wish = new URLSearchParams({ query: query.trim().slice(0, LONGEST), limit: SIMILAR });
+      const { data, pending } = await getJson(`v1/similar_sessions?${wish}`);
+      if (!isLatest) return;
+      setFound(data.map(({ session }) => session));
+      if (pending && times > 1) await look(times - 1);
+    };
+    const timer = setTimeout(() => look(MAKING).catch((error) => isLatest && report(error)), SIMILAR_PAUSE);
+    return () => {
+      isLatest = false;
+      clearTimeout(timer);
+    };
+  }, [query, asks]);
+  return found.filter(({ id }) => !state.removed.has(id));
+}
+
+// What is found by meaning, beside what has the words.
+export function Similar({ sessions, current }) {
+  if (!sessions.length) return null;
+  return html`<h2 class="day">${t("By meaning")}</h2>
+    <ul aria-label=${t("By meaning")}>
+      ${sessions.map((session) => html`<${Found} key=${session.id} session=${session} active=${session.id === current} />`)}
+    </ul>`;
 }
 
 // A session and its forks share their messages: of those with the same hits only the one used last is shown.

@@ -2,7 +2,7 @@
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { Icon, IconButton, ago, count, memo } from "./bits.js";
-import { FilterButton, Filters, Found, Labels, NO_FILTER, isFiltered, useSearch } from "./search.js";
+import { FilterButton, Filters, Found, Labels, NO_FILTER, Similar, isFiltered, useSearch, useSimilar } from "./search.js";
 import {
   conversations,
   everyOf,
@@ -112,6 +112,7 @@ function Results({ search, query, current }) {
   const { data, more, readOn } = search;
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   const told = new Set(data.map(({ id }) => id));
+  const similar = useSimilar(query).filter(({ id }) => !told.has(id));
   const near = words.length
     ? conversations().filter(({ title, members }) => {
         const text = [title, ...members.map(({ id }) => id)].join(" ").toLowerCase();
@@ -123,7 +124,8 @@ function Results({ search, query, current }) {
       ${near.map((group) => html`<${Row} key=${group.latest.id} group=${group} active=${group.latest.id === current}
         when=${ago(group.latest.last_used_at)} />`)}
     </ul>
-    ${data.length + near.length === 0 && html`<p class="hint list-hint" role="status">${NOTHING_FOUND}</p>`}
+    <${Similar} sessions=${similar} current=${current} />
+    ${data.length + near.length + similar.length === 0 && html`<p class="hint list-hint" role="status">${NOTHING_FOUND}</p>`}
     ${more && html`<button type="button" class="button quiet" onClick=${readOn}>${t("Show more")}</button>`}`;
 }
 

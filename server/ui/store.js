@@ -12,6 +12,7 @@ let told = false;
 export const state = {
   health: "ok", // ok | loading | down
   models: [], // of /v1/models
+  meaning: false, // whether a model is loaded that finds sessions by meaning
   sessions: new Map(), // id -> session
   more: false, // of the list
   after: null,

@@ -55,6 +55,7 @@ class FusedModule:
         self._computed: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
         self._forward = self.forward
+        self.aside = False  # the module runs as it is
 
     def install(self) -> None:
         """Make the module run as a program."""
@@ -82,7 +83,7 @@ class FusedModule:
         """The result of the module's forward; computed by that if the arguments are of other kinds than those
         recorded.
         """
-        called = self._recording.match(args, kwargs)
+        called = None if self.aside else self._recording.match(args, kwargs)
         if called is None:
             return self._original(*args, **kwargs)
         inputs, cache, rows = called
@@ -197,6 +198,17 @@ class Fusion:
         self._origins.forget()
         for fused in self._fused:
             fused.remove()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it, the modules run as they are."""
+        for fused in self._fused:
+            fused.aside = True
+        try:
+            yield
+        finally:
+            for fused in self._fused:
+                fused.aside = False
 
     def find(self, root: torch.nn.Module, steps: Callable[[], Iterator[None]]) -> None:
         """Fuse and install the modules of ``root`` that can be. ``steps()`` runs two steps of different lengths, one

@@ -1,7 +1,8 @@
-"""The route of a session's embedding: what was said in it as one vector, for a search over sessions.
+"""The route of a session's embedding: one vector, for a search over sessions.
 
-The hidden states of the model that chats are not kept, and are not made for search: an embedding model reads the text.
-A session that is longer than this model takes is read in windows, whose vectors are averaged by their tokens.
+An embedding model reads what was said. A session that is longer than this model takes is read in windows, whose vectors
+are averaged by their tokens. A model that generates gives its last hidden state behind the session's last token, from
+the KV that the session has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 from starlette.responses import Response
 
@@ -29,6 +31,7 @@ from server.log.timeline import SessionRecord
 from server.schemas.field_types import INT32
 from server.schemas.strict import Strict
 from server.turns.context import context_of
+from server.turns.session_state import session_state
 
 router = APIRouter(route_class=JsonRoute)
 MOST_WINDOWS = 256  # the newest ones of a session
@@ -36,7 +39,7 @@ SAID = ("user", "assistant")  # roles whose messages count
 
 
 class SessionEmbeddingRequest(Strict):
-    """``POST /v1/sessions/{id}/embedding``. ``model`` is one that embeds; by default the first one."""
+    """``POST /v1/sessions/{id}/embedding``. ``model``: by default the first one that embeds, or else generates."""
 
     model: str = Field("", max_length=512)
     dimensions: Annotated[int, Field(ge=1, le=INT32)] | None = None
@@ -44,25 +47,31 @@ class SessionEmbeddingRequest(Strict):
 
 
 class SessionEmbedding(msgspec.Struct, frozen=True):
-    """The vector of a session, of so many ``windows``."""
+    """The vector of a session, of so many ``windows``. ``pooling``: how it was made of hidden states.
+    ``cached_tokens``: of a model that generates, those whose KV was there.
+    """
 
     session_id: str
     embedding: list[float] | str
     model: str
     windows: int
     usage: PoolingUsage
+    pooling: tuple[str, ...]
+    cached_tokens: int | UnsetType = UNSET
     object: str = "session.embedding"
 
 
 @router.post("/v1/sessions/{session_id}/embedding")
-@asks("embed")
+@asks("embed", "generate")
 async def embed_session(session_id: str, body: SessionEmbeddingRequest, request: Request) -> Response:
-    """Embed what was said in a session, by an embedding model: the messages of users and the replies, without
-    reasoning, calls of tools and their results. The session does not change."""
+    """Embed a session. An embedding model reads the messages of users and the replies, without reasoning, calls of
+    tools and their results. A model that generates gives its last hidden state of the session, from its KV. The session
+    does not change."""
     context = context_of(request)
     context.check_model(body.model)
     facts = context.facts
-    assert facts.pooling is not None, "its model was checked"
+    if facts.pooling is None:
+        return await embed_by_state(session_id, body, request)
     check_dimensions(body.dimensions, facts.pooling)
     record = await require_session(context, session_of_path(request, session_id))
     inputs = await context.tokens.run(session_inputs, record, context.tokens, facts)
@@ -70,11 +79,27 @@ async def embed_session(session_id: str, body: SessionEmbeddingRequest, request:
     whole = shorten(average(vectors, inputs, facts.pooling)[None], body.dimensions, facts.pooling)[0]
     usage = PoolingUsage(inputs.tokens, inputs.tokens)
     made = write(whole, body.encoding_format)
-    return json_response(SessionEmbedding(session_id, made, context.served_name, len(inputs.made), usage))
+    name, pooling = context.served_name, facts.pooling.pooling
+    return json_response(SessionEmbedding(session_id, made, name, len(inputs.made), usage, pooling))
 
 
-def session_inputs(record: SessionRecord, tokens: ChatTokenizer, facts: ModelFacts) -> Inputs:
-    """The text of a session in windows, as the engine takes it. Blocking. Raises a 400 for one without a text."""
+async def embed_by_state(session_id: str, body: SessionEmbeddingRequest, request: Request) -> Response:
+    """The last hidden state of a session, of unit length."""
+    context, session = context_of(request), session_of_path(request, session_id)
+    record = await require_session(context, session)
+    state = await session_state(request, context, session.name, record)
+    facts = PoolingFacts(len(state.vector), ("lasttoken",), normalised=True)
+    check_dimensions(body.dimensions, facts)
+    whole = shorten(unit(state.vector)[None], body.dimensions, facts)[0]
+    usage = PoolingUsage(state.tokens, state.tokens)
+    made = write(whole, body.encoding_format)
+    return json_response(SessionEmbedding(session_id, made, context.served_name, 1, usage, facts.pooling, state.cached))
+
+
+def session_inputs(record: SessionRecord, tokens: ChatTokenizer, facts: ModelFacts, most: int = MOST_WINDOWS) -> Inputs:
+    """The text of a session in windows, at most the newest ``most``, as the engine takes it. Blocking. Raises a 400 for
+    one without a text.
+    """
     assert facts.pooling is not None
     said = [message.content for message in record.messages if message.role in SAID and message.content.strip()]
     if not said:
@@ -84,7 +109,7 @@ def session_inputs(record: SessionRecord, tokens: ChatTokenizer, facts: ModelFac
     around = len(tokens.encode(prompt, special=True))
     room = max(1, facts.max_context - around)
     ids = tokens.encode("\n\n".join(said), special=False)
-    windows = [ids[start : start + room] for start in range(0, len(ids), room)][-MOST_WINDOWS:]
+    windows = [ids[start : start + room] for start in range(0, len(ids), room)][-most:]
     made = Inputs("session_id")
     for window in windows:
         text = prompt + tokens.decode(window)
@@ -100,4 +125,12 @@ def average(vectors: Vectors, inputs: Inputs, facts: PoolingFacts) -> Vectors:
 
     weights = np.array([len(unpack_ids(one.ids)) for one in inputs.made], dtype=np.float32)
     mean: Vectors = (vectors * weights[:, None]).sum(axis=0) / weights.sum()
-    return mean / max(float(np.linalg.norm(mean)), 1e-12) if facts.normalised else mean
+    return unit(mean) if facts.normalised else mean
+
+
+def unit(vector: Vectors) -> Vectors:
+    """A vector of unit length."""
+    import numpy as np
+
+    made: Vectors = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return made

@@ -45,6 +45,7 @@ export default {
   "Branch off the beginning:": "Zweig ab dem Anfang:",
   "Branch off turn {number}:": "Zweig ab Runde {number}:",
   "Branches here": "Zweige an dieser Stelle",
+  "By meaning": "Nach Bedeutung",
   "Bytes of cache kept": "Bytes des Caches",
   "Cache": "Cache",
   "Cached now:": "Jetzt im Cache:",

@@ -45,6 +45,7 @@ export default {
   "Branch off the beginning:": "ענף מההתחלה:",
   "Branch off turn {number}:": "ענף מתור {number}:",
   "Branches here": "ענפים כאן",
+  "By meaning": "לפי משמעות",
   "Bytes of cache kept": "בתים של מטמון שמור",
   "Cache": "מטמון",
   "Cached now:": "כעת במטמון:",

@@ -159,7 +159,8 @@ def test_beside_turns_that_never_pause_spare_turns_get_on(monkeypatch: pytest.Mo
     kit = Kit(step_tokens=64)
     monkeypatch.setattr(kit.scheduler.spare_time, "tokens", lambda most: min(most, 3))
     plans = plans_of(kit, monkeypatch)
-    spare, asked = kit.send(PROMPT, 4, spare=True), []
+    spare = kit.send(PROMPT, 4, spare=True)
+    asked: list[str] = []
     while kit.outcomes[spare].finish_reason is None:
         if not asked or len(kit.outcomes[asked[-1]].tokens) >= 7:
             asked.append(kit.send([1, 2, len(asked)], 9))  # before the last one is over

@@ -5,8 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from pooling_kit import spread
 from torch import nn
+from transformers import (
+    MistralConfig,
+    MistralModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from scheduler.pooling.modules import PoolingModule
 from scheduler.pooling.pooler import Pooler, VectorHead
@@ -52,3 +64,36 @@ def test_one_that_does_not_runs_inputs_of_one_length_together() -> None:
     for group in groups:
         for row, place in zip(made.run([inputs[place] for place in group]), group, strict=True):
             assert torch.allclose(row, made.run([inputs[place]])[0])
+
+
+SIZES = {"vocab_size": WIDTH, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 32, "max_position_embeddings": 80, "pad_token_id": 1}
+MODELS: dict[str, Any] = {  # how each is run: a table of positions that begins behind the padding's, windows both ways
+    "packed": (RobertaModel, RobertaConfig(**SIZES)),
+    "packed, with windows": (
+        ModernBertModel,
+        ModernBertConfig(local_attention=8, global_attn_every_n_layers=2, **SIZES),
+    ),
+    "packed, only back": (MistralModel, MistralConfig(sliding_window=6, num_key_value_heads=1, **SIZES)),
+    "padded": (MPNetModel, MPNetConfig(**SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_that_share_a_forward_give_what_each_gives_alone(name: str) -> None:
+    """Also beyond the windows of a model, and equal lengths among others."""
+    kind, config = MODELS[name]
+    torch.manual_seed(5)
+    model = spread(kind(config))
+    made = Pooler(model, VectorHead(PoolingModule({"pooling_mode": ["mean", "lasttoken"]})), 1, False)
+    lengths = [40, 3, 17, 40, 40, 9, 17]
+    inputs = [PoolInput(pack_ids([2 + (7 * n + i * i) % 40 for i in range(size)])) for n, size in enumerate(lengths)]
+    alone = torch.cat([made.run([one]) for one in inputs])  # before it was measured: nothing is shared
+    made.measure(WIDTH)
+    assert made.mode == name.partition(",")[0]
+    assert sum(map(len, made.groups(lengths))) == len(lengths)
+    for group in made.groups(lengths):
+        together = made.run([inputs[place] for place in group])
+        assert torch.allclose(together, alone[group], rtol=1e-5, atol=1e-5)
+    if made.mode == "packed":
+        assert len(made.groups(lengths)) == 1

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from http_context import Site, served
+from fake_engine import EMBEDDING
+from http_context import Site, served, site
+from msgspec import structs
+
+from server.api.sessions import similar_routes
 
 KEYS = {"ann": "a-key-of-ann", "bob": "a-key-of-bob"}
 
@@ -85,3 +91,71 @@ async def test_labels_are_keys_of_metadata(site: Site) -> None:
 async def test_bad_queries(site: Site, path: str, param: str) -> None:
     answer = await site.http.get(f"/v1/{path}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@asynccontextmanager
+async def with_embedder() -> Any:
+    """A site of two tenants whose model embeds, and their sessions; texts are alike that begin alike."""
+    async with site(KEYS) as made:
+        for tenant in KEYS:
+            for name, text in (("moon", "The moon is far."), ("cat", "A cat sat on it."), ("nothing", " ")):
+                await create(made, name, text, as_user(tenant))
+        made.engine.facts = EMBEDDING
+        yield made
+
+
+async def similar(site: Site, query: str, user: str = "ann") -> Any:
+    answer = await site.http.get("/v1/similar_sessions", params={"query": query}, headers=as_user(user))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_sessions_are_found_by_meaning() -> None:
+    """Vectors are made once, kept in the log for their tenant, made anew after a turn and for another model, and
+    deleted with the session."""
+
+    async def scenario() -> None:
+        async with with_embedder() as made:
+            found = await similar(made, "The moon is far.")
+            assert (found["model"], found["pending"]) == ("demo", False)
+            assert {one["session"]["id"] for one in found["data"]} == {"moon", "cat"}
+            assert found["data"][0]["score"] == 1.0 > found["data"][1]["score"]
+            assert found["data"][0]["session"]["id"] == "moon"
+            assert [(tenant, len(inputs)) for tenant, inputs in made.engine.pooled] == [("ann", 3)]
+            await similar(made, "A cat sat on it.")
+            assert len(made.engine.pooled[-1][1]) == 1  # the query alone
+            assert await made.log.vectors.of("bob", EMBEDDING.fingerprint) == []
+            edited = {"content": "The sun is far."}
+            await made.http.put("/v1/sessions/moon/messages/0", json=edited, headers=as_user("ann"))
+            await similar(made, "sun")
+            assert len(made.engine.pooled[-1][1]) == 2
+            await made.http.delete("/v1/sessions/cat", headers=as_user("ann"))
+            assert [one["session"]["id"] for one in (await similar(made, "cat"))["data"]] == ["moon"]
+            made.engine.facts = structs.replace(EMBEDDING, fingerprint="another")
+            await similar(made, "sun")
+            assert len(made.engine.pooled[-1][1]) == 2
+            assert await made.log.vectors.of("ann", EMBEDDING.fingerprint) == []
+            used = await made.http.get("/v1/usage", headers=as_user("bob"))
+            assert used.json()["data"] == []
+
+    asyncio.run(scenario())
+
+
+def test_what_one_search_embeds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similar_routes, "BUDGET", 1)
+
+    async def scenario() -> None:
+        async with with_embedder() as made:
+            assert [(await similar(made, "moon"))["pending"] for _ in range(4)] == [True, True, False, False]
+            assert [len(inputs) for _, inputs in made.engine.pooled] == [1, 2, 2, 1]  # the newest said nothing
+
+    asyncio.run(scenario())
+
+
+@served()
+async def test_without_an_embedding_model_nothing_is_found_by_meaning(site: Site) -> None:
+    await create(site, "s", "hello")
+    found = (await site.http.get("/v1/similar_sessions?query=hello")).json()
+    assert (found["data"], found["model"], found["pending"]) == ([], None, False)
+    assert (await site.http.get("/v1/similar_sessions?query=+")).status_code == 400
+    assert (await site.http.get("/v1/similar_sessions")).status_code == 400

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import pack_ids
+from server.engine.engine import TurnRefused
 
 
 async def chat(site: Site, text: str) -> None:
@@ -65,5 +66,31 @@ async def test_what_cannot_be_embedded(site: Site) -> None:
     await chat(site, "Hi")
     assert (await embed(site, dimensions=9)).json()["error"]["param"] == "dimensions"
     assert (await embed(site, encoding_format="x")).json()["error"]["param"] == "encoding_format"
+
+
+@served()
+async def test_a_model_that_generates_gives_its_last_state(site: Site) -> None:
+    """From the session's KV, of unit length; the turn that computes it draws nothing, and nothing is stored."""
+    await chat(site, "Hi")
     site.engine.facts = FACTS
-    assert (await embed(site)).json()["error"]["code"] == "wrong_model_task"
+    before = (await site.http.get("/v1/sessions/s")).json()
+    answer = (await embed(site)).json()
+    state = np.arange(1, 5) / np.linalg.norm(np.arange(1, 5))
+    assert np.allclose(answer["embedding"], state)
+    assert (answer["pooling"], answer["windows"], answer["model"]) == (["lasttoken"], 1, "demo")
+    asked = site.engine.submitted[-1]
+    assert (asked.session, asked.state, asked.stopping.max_tokens) == ("s", True, 0)
+    assert answer["usage"]["total_tokens"] == len(asked.prompt) // 4 == before["tokens"]
+    assert answer["cached_tokens"] == before["tokens"] - 1
+    assert (await site.http.get("/v1/sessions/s")).json() == before
+    assert np.allclose((await embed(site, dimensions=1)).json()["embedding"], [1])
+    assert (await embed(site, dimensions=5)).json()["error"]["param"] == "dimensions"
+    site.engine.facts = structs.replace(FACTS, vocab_size=FACTS.vocab_size + 1)
+    assert (await embed(site)).json()["error"]["code"] == "session_of_another_model"
+    site.engine.facts = FACTS
+    await site.http.post("/v1/sessions", json={"id": "empty"})
+    refused = await site.http.post("/v1/sessions/empty/embedding", json={})
+    assert refused.json()["error"]["code"] == "empty_session"
+    site.engine.refusal = TurnRefused("session_busy", "A turn of this session is running.")
+    site.engine.refuse_from = 0
+    assert (await embed(site)).status_code == 409

@@ -1,0 +1,50 @@
+"""``PackedForward``: a forward of several inputs side by side, without padding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scheduler.pooling.segments import SegmentAttention, Unsupported
+
+
+class PackedForward:
+    """Runs ``model`` of transformers on inputs in one row, each with positions and attention of its own. Whether that
+    gives what each input gives alone is to be measured.
+    """
+
+    def __init__(self, model: Any, first: int) -> None:
+        """``first``: the position of an input's first token. Raises Unsupported for a model that is told no positions,
+        and what it raises itself when its attention function is replaced.
+        """
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise Unsupported("the model's forward takes no position_ids")
+        self._model, self._first = model, first
+        self._attention = SegmentAttention()
+        self._before = model.config._attn_implementation
+        model.set_attn_implementation(self._attention.name)
+        if model.config._attn_implementation != self._attention.name:
+            raise Unsupported("the model's attention function cannot be replaced")
+
+    def remove(self) -> None:
+        """Back to the attention function that the model was loaded with."""
+        self._model.set_attn_implementation(self._before)
+
+    def run(self, rows: Sequence[Sequence[int]], types: Sequence[bytes] | None) -> list[torch.Tensor]:
+        """The last hidden states ``[tokens, H]`` of each input. ``types``: which text of a pair each token is of, b"":
+        all are of the first; None: the model is not told.
+        """
+        device, lengths = self._model.device, [len(row) for row in rows]
+        given = {
+            "input_ids": torch.tensor([[i for row in rows for i in row]], device=device),
+            "position_ids": torch.cat([torch.arange(n) + self._first for n in lengths])[None].to(device),
+        }
+        if types is not None:
+            flat = b"".join(one or bytes(n) for one, n in zip(types, lengths, strict=True))
+            given["token_type_ids"] = torch.tensor([[*flat]], device=device)
+        with self._attention.over(lengths):
+            hidden: torch.Tensor = self._model(**given, return_dict=True).last_hidden_state[0]
+        return [*torch.split(hidden, lengths)]
