@@ -175,7 +175,8 @@ def test_an_activated_lora_goes_on_from_the_models_own_kv(tmp_path: Path) -> Non
     turn([*answered, 77], model, len(answered) - 1, adapter="x", session="fork")
     turn([*answered, 77], plain(), len(said) + 1, session="alone")  # of the fork what the model computed
     turn([*answered, *CALL], activated(parts, len(answered)), len(answered), adapter="x", session="again")
-    turn([*said, 76], plain(), len(said) - 1 + 1, adapter="x", session="s")  # it is not called
+    turn([*said, 76], activated(parts, len(PROMPT)), len(PROMPT), adapter="x", session="s")  # the earlier call
+    turn([*PROMPT, 76], plain(), len(PROMPT), adapter="x", session="uncalled")
     kit.leave()
     kit.adapters.remove()
     kit = Kit(NAME, folder=tmp_path / "kv")

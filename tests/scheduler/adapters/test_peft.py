@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_it_says_what_peft_says(kind: str, tmp_path: Path) -> None:
