@@ -404,3 +404,17 @@ def test_a_key_for_other_models_does_not_reach_one_that_embeds(tmp_path: Path) -
             assert site.events == ["load a"]
 
     asyncio.run(within())
+
+
+@with_models("a", "b", facts={"b": EMBEDDER}, any_model=True)
+async def test_what_nobody_waits_for_unloads_no_model_in_use_for_one_of_its_task(site: ModelSite) -> None:
+    site.models.get("b")._task = "embed"
+    site.models.get("a").users += 1
+    waiting = asyncio.create_task(site.models.free_for("any", None, ("embed",)))
+    await site.models.free_for("any", None, ("generate",))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    site.models.get("a").users -= 1
+    await site.models.free_for("any", None, ("embed",))
