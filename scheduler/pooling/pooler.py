@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from scheduler.pooling.modules import PoolingModule, Vectors, normalised
-from scheduler.pooling.packed_forward import PackedForward
+from scheduler.pooling.packed_inputs import PackedInputs
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import pack_ids, unpack_ids
 
@@ -55,7 +55,7 @@ class Pooler:
         """``pad_id`` fills shorter inputs up. ``typed``: the model is told which text of a pair a token is of."""
         self.model, self.head = model, head
         self._pad_id, self._typed = pad_id, typed
-        self._packed: PackedForward | None = None
+        self._packed: PackedInputs | None = None
         self.pads = False
 
     @property
@@ -82,7 +82,7 @@ class Pooler:
             )[0]
         return self.head(self.model(**given, return_dict=True), mask, self._skips(inputs)).cpu()
 
-    def _run_packed(self, packed: PackedForward, inputs: Sequence[PoolInput], rows: Sequence[Any]) -> torch.Tensor:
+    def _run_packed(self, packed: PackedInputs, inputs: Sequence[PoolInput], rows: Sequence[Any]) -> torch.Tensor:
         """The same side by side. Inputs of similar lengths are pooled together, which takes them padded."""
         states = packed.run(rows, [one.types for one in inputs] if self._typed else None)
         vectors: list[torch.Tensor] = [states[0]] * len(inputs)
@@ -140,7 +140,7 @@ class Pooler:
         alone = torch.cat([self.run([one]) for one in made])
         for first in dict.fromkeys((0, self._pad_id + 1)) if self.head.pooling is not None else ():
             try:
-                self._packed = PackedForward(self.model, first)
+                self._packed = PackedInputs(self.model, first)
             except Exception:  # no such attention, which each model says in its own way
                 break
             if self._agrees(made, alone):

@@ -142,8 +142,10 @@ def test_errors_are_typed(ai: openai.OpenAI, server: ServerProcess) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         ai.chat.completions.create(model="m", messages=NAME, temperature=9)
     assert wrong.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError):  # of a model that chats
         ai.embeddings.create(model="m", input="x")
+    with pytest.raises(openai.NotFoundError):
+        ai.moderations.create(input="x")
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="no", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()

@@ -1,4 +1,4 @@
-"""``PackedForward``: a forward of several inputs side by side, without padding."""
+"""``PackedInputs``: a forward of several inputs side by side, without padding."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 import torch
 
-from scheduler.pooling.segments import SegmentAttention, Unsupported
+from scheduler.pooling.segments import NotPackable, SegmentAttention
 
 
-class PackedForward:
+class PackedInputs:
     """Runs ``model`` of transformers on inputs in one row, each with positions and attention of its own. Whether that
     gives what each input gives alone is to be measured.
     """
 
     def __init__(self, model: Any, first: int) -> None:
-        """``first``: the position of an input's first token. Raises Unsupported for a model that is told no positions,
+        """``first``: the position of an input's first token. Raises NotPackable for a model that is told no positions,
         and what it raises itself when its attention function is replaced.
         """
         if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise Unsupported("the model's forward takes no position_ids")
+            raise NotPackable("the model's forward takes no position_ids")
         self._model, self._first = model, first
         self._attention = SegmentAttention()
         self._before = model.config._attn_implementation
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
-            raise Unsupported("the model's attention function cannot be replaced")
+            raise NotPackable("the model's attention function cannot be replaced")
 
     def remove(self) -> None:
         """Back to the attention function that the model was loaded with."""
