@@ -224,6 +224,8 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         serving("", Path(folder) / "data", *FLAGS, *others(Path(folder))) as server,
     ):
+        for model in httpx.get(f"{server.url}/v1/models").json()["data"]:
+            httpx.post(f"{server.url}/v1/models/{model['id']}/load", timeout=600).raise_for_status()
         run(server, 200)  # what is loaded once is loaded now
         before, engine, began = memory(server), server.engine, time.perf_counter()
         tally = run(server, count)
