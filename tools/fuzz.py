@@ -87,6 +87,8 @@ def wrong(response: Any) -> bool:
         return False
     try:
         said = response.json()
+        if response.request.path_url.startswith("/api/"):  # Ollama's shape
+            return not isinstance(said["error"], str)
         if said.get("type") == "error":  # Anthropic's shape
             return not {"message", "type"} <= set(said["error"])
         return set(said["error"]) != {"message", "type", "param", "code"}
