@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scheduler.pooling.segments import NotPackable, SegmentAttention
+from scheduler.pooling.segments import SegmentAttention, Unsegmented
 
 
 class PackedInputs:
@@ -17,17 +17,17 @@ class PackedInputs:
     """
 
     def __init__(self, model: Any, first: int) -> None:
-        """``first``: the position of an input's first token. Raises NotPackable for a model that is told no positions,
+        """``first``: the position of an input's first token. Raises Unsegmented for a model that is told no positions,
         and what it raises itself when its attention function is replaced.
         """
         if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise NotPackable("the model's forward takes no position_ids")
+            raise Unsegmented("the model's forward takes no position_ids")
         self._model, self._first = model, first
         self._attention = SegmentAttention()
         self._before = model.config._attn_implementation
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
-            raise NotPackable("the model's attention function cannot be replaced")
+            raise Unsegmented("the model's attention function cannot be replaced")
 
     def remove(self) -> None:
         """Back to the attention function that the model was loaded with."""

@@ -17,7 +17,7 @@ _numbers = count()
 HARMLESS = frozenset({"position_ids", "position_embeddings", "sliding_window", "output_attentions", "use_cache"})
 
 
-class NotPackable(ValueError):
+class Unsegmented(ValueError):
     """The model's attention needs something that inputs side by side do not have."""
 
 
@@ -25,10 +25,10 @@ class SegmentMask:
     """The mask that a model would have built for one input: which keys a query sees, for inputs of each length."""
 
     def __init__(self, rule: dict[str, Any]) -> None:
-        """``rule``: the arguments of a mask function of transformers. Raises NotPackable."""
+        """``rule``: the arguments of a mask function of transformers. Raises Unsegmented."""
         padding = rule.get("attention_mask")
         if padding is not None and not bool(padding.all()):
-            raise NotPackable("the model masks some of the tokens")
+            raise Unsegmented("the model masks some of the tokens")
         self._rule = rule
         self.alike = not rule.get("use_vmap", False)  # inputs of one length have one mask
         self._made: dict[tuple[int, int], torch.Tensor | None] = {}
@@ -72,7 +72,7 @@ class SegmentAttention:
             self._lengths = ()
 
     def mask(self, **rule: Any) -> SegmentMask:
-        """What a model gets for its mask, and hands to its layers. Raises NotPackable."""
+        """What a model gets for its mask, and hands to its layers. Raises Unsegmented."""
         return SegmentMask(rule)
 
     def __call__(
@@ -86,12 +86,12 @@ class SegmentAttention:
         dropout: float = 0.0,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """``query [1, H, T, D]``, ``key`` and ``value [1, G, T, D]`` -> ``[1, T, H, D]``. Raises NotPackable."""
+        """``query [1, H, T, D]``, ``key`` and ``value [1, G, T, D]`` -> ``[1, T, H, D]``. Raises Unsegmented."""
         for name, other in others.items():
             if name not in HARMLESS and (isinstance(other, torch.Tensor) or (name in ("softcap", "s_aux") and other)):
-                raise NotPackable(f"attention with {name}")
+                raise Unsegmented(f"attention with {name}")
         if not (attention_mask is None or isinstance(attention_mask, SegmentMask)):
-            raise NotPackable("the model builds a mask of its own")
+            raise Unsegmented("the model builds a mask of its own")
         causal = attention_mask is None and bool(getattr(module, "is_causal", False))
         out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
         start = 0
@@ -106,7 +106,7 @@ class SegmentAttention:
             out[start:stop] = made.transpose(1, 2).flatten(0, 1)
             start = stop
         if start != query.shape[2]:
-            raise NotPackable("attention over other rows than those of the inputs")
+            raise Unsegmented("attention over other rows than those of the inputs")
         return out[None], None
 
     def _runs(self, mask: SegmentMask | None) -> list[tuple[int, int]]:
