@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from cache.pages.pool import near_parts
 from cache.segments.chain import Owner
 from cache.store import SessionStore
 from cache.tier import Tier, TierHolding, TierStats
@@ -14,6 +17,18 @@ def tier_stats(store: SessionStore) -> dict[Tier, TierStats]:
         pages, free = memory.frames.pages(memory.slots), memory.frames.pages(memory.free)
         stats[tier] = TierStats(pages - free, pages, store.residency.evictions[tier])
     return stats if store.archive is None else stats | store.archive.stats()
+
+
+def count_reclaimable(store: SessionStore) -> int:
+    """Device pages, with both parts, that only idle sessions hold whose KV is on disk too: free without a copy as soon
+    as a turn needs them. It looks at all pages of these sessions.
+    """
+    if store.archive is None:
+        return 0
+    is_stored, device = store.archive.write_behind.is_stored, store.pool.device
+    holders = Counter(page for session in store.residency.warm if is_stored(session) for page in session.pages)
+    pages = [page for page, count in holders.items() if page.refs == count]
+    return device.frames.pages(device.frames.count_needed(len(pages), near_parts(pages)))
 
 
 def session_holdings(store: SessionStore, tenant: str, name: str) -> dict[Tier, TierHolding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
@@ -9,7 +10,7 @@ from itertools import chain, islice
 from cache.pages import near_ends
 from cache.pages.eviction import TenantShares, eviction_order
 from cache.pages.pool import Page, PagePool, near_parts
-from cache.pages.retention import Retention
+from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.tier import Tier
 from cache.tiers.archive import Archive
@@ -106,18 +107,24 @@ class Residency:
         self._shares.add(session.tenant, pages - session.counted)
         session.counted = pages
 
-    def make_room(self, pages: int, spared: Collection[SessionCache] = (), near: int | None = None) -> bool:
-        """Free device slots for ``pages`` pages, and for the near parts of ``near`` (None: of all of them): by
-        releasing near parts that no session sees, then by evicting idle sessions, those that are ``spared`` only if no
-        other turn runs. False, with nobody evicted, if that cannot be enough.
+    def make_room(self, pages: int, user: SessionCache | None = None, near: int | None = None) -> bool:
+        """Free device slots for ``pages`` pages of ``user``, and for the near parts of ``near`` (None: of all of them):
+        by releasing near parts that no session sees, then by evicting idle sessions. Those that ``user`` spares are the
+        last, if they may leave at all. False, with nobody evicted, if that cannot be enough.
         """
         device = self._pool.device
         near = pages if near is None else near
         if device.fits(pages, near) or self._release_unseen(pages, near):
             return True
-        most = sum(len(session.pages) for session in self.running)  # counts shared pages more than once, and is quick
+        spared: tuple[SessionCache, ...] = ()
+        staying: tuple[SessionCache, ...] = ()
+        if user is not None:
+            spared, staying = user.spared, self._staying(user)
+        most = sum(len(session.pages) for session in (*self.running, *staying))  # shared ones count more than once
         most += self.archive.write_behind.holds if self.archive is not None else 0
-        if (self._pool.windows is not None or pages > device.slots - most) and not self._fits_beside(pages, near):
+        beside = self._pool.windows is None and pages <= device.slots - most
+        if not beside and not self._fits_beside(pages, near, staying):
+            self._urge(staying)
             return False
         order: Iterator[SessionCache] = iter(())
         while not device.fits(pages, near):
@@ -126,20 +133,20 @@ class Residency:
                 if session is None:
                     order = iter(self._eviction_order(self.warm, spared))
                     session = next(order, None)
-                if session is None or (session in spared and len(self.running) > 1):
+                if session is None or session in staying:
                     return False  # until writes are done, or a turn ends
                 self._demote(session)
-            self._offload_stranded()
+            self._offload_stranded(spared)
         return True
 
-    def spare_pages(self, tenant: str) -> int:
-        """Device slots that are free, or held by idle sessions that are worth less than an announced one of
-        ``tenant``.
+    def spare_pages(self, stop: Stop | None) -> int:
+        """Device slots that are free, or held by idle sessions that are not pinned and worth less than one with that
+        ``stop``.
         """
-        now = self._retention.clock()
-        least = self._retention.rate(self._retention.expect(tenant), now)
-        spare = (session.counted for session in self.warm if self._retention.rate(session.stop, now) < least)
-        return self._pool.device.free + sum(spare)
+        rate, now, wall = self._retention.rate, self._retention.clock(), time.time()
+        least = rate(stop, now)
+        idle = (session for session in self.warm if session.pinned_until <= wall)
+        return self._pool.device.free + sum(session.counted for session in idle if rate(session.stop, now) < least)
 
     def demote_late(self) -> None:
         """While the device is nearly full and the host is not, move one session to the host that is likely to pause for
@@ -157,7 +164,7 @@ class Residency:
             return
         self._demote_at = now + _DEMOTE_EVERY
         session = next(iter(self._eviction_order(self.warm)), None)
-        if session is None or not self._retention.is_late(session.stop, now):
+        if session is None or session.pinned_until > time.time() or not self._retention.is_late(session.stop, now):
             return
         if not host.fits(len(session.pages), near_parts(session.pages)):
             return
@@ -238,6 +245,25 @@ class Residency:
         rate, now = self._retention.rate, self._retention.clock()
         return eviction_order(idle, self._shares.over, lambda session: rate(session.stop, now), spared)
 
+    def _staying(self, user: SessionCache) -> tuple[SessionCache, ...]:
+        """Which of the warm sessions that ``user`` spares do not leave for it: while other turns run all of them, and
+        for a turn ``aside`` those whose KV would be lost.
+        """
+        spared = tuple(session for session in user.spared if session in self.warm)
+        if len(self.running) > 1:
+            return spared
+        host, pages = self._pool.host, [page for session in user.spared for page in session.pages]
+        if not user.aside or host.frames.count_needed(len(pages), near_parts(pages)) <= host.slots:
+            return ()  # on the host others go before them
+        return tuple(one for one in spared if self.archive is None or not self.archive.write_behind.is_stored(one))
+
+    def _urge(self, staying: Iterable[SessionCache]) -> None:
+        """A turn aside waits until these are stored: begin to write them, once."""
+        for session in staying:
+            if self.archive is not None and session.urged != session.length:
+                session.urged = session.length
+                self.archive.write_behind.write_now(session)
+
     def _lose(self, session: SessionCache) -> None:
         """Drop an idle session that is evicted."""
         if session.stop is not None and not session.saved_length:
@@ -249,10 +275,12 @@ class Residency:
         near = len(session.pages) - session.released if self._pool.windows is not None else 0
         return self._pool.device.frames.count_needed(len(session.pages), near)
 
-    def _fits_beside(self, pages: int, near: int) -> bool:
-        """Whether the device would have room for ``pages`` and ``near`` beside running sessions and writes alone."""
+    def _fits_beside(self, pages: int, near: int, staying: Iterable[SessionCache] = ()) -> bool:
+        """Whether the device would have room for ``pages`` and ``near`` beside running sessions, those that are
+        ``staying``, and writes alone.
+        """
         device = self._pool.device
-        held = {page for session in self.running for page in session.pages if page.tier is device}
+        held = {page for session in (*self.running, *staying) for page in session.pages if page.tier is device}
         if self.archive is not None:
             held |= set(self.archive.held)
         slots = {page.slot for page in held}, {page.near for page in held if page.near >= 0}
@@ -295,9 +323,9 @@ class Residency:
         self.hosted[session] = None
         self.count(session)
 
-    def _offload_stranded(self) -> None:
-        """Take stranded pages off the device: move them to the host, where hosted sessions are dropped as needed, least
-        recently used first.
+    def _offload_stranded(self, spared: Collection[SessionCache] = ()) -> None:
+        """Take stranded pages off the device: move them to the host, where hosted sessions are dropped as needed, those
+        that are worth least first and the ``spared`` ones last.
         """
         host, stranded = self._pool.host, self._pool.stranded
         order: Iterator[SessionCache] = iter(())
@@ -306,15 +334,15 @@ class Residency:
             newest = host.frames.count_needed(len(stranded), near) > host.slots
             session = next(reversed(self.hosted)) if newest else next(order, None)
             if session is None:
-                order = iter(self._host_order())
+                order = iter(self._host_order(spared))
                 session = next(order)
             self._lose(session)
             self.evictions[Tier.HOST] += host.slots > 0
         self._pool.demote()
 
-    def _host_order(self) -> list[SessionCache]:
+    def _host_order(self, spared: Collection[SessionCache]) -> list[SessionCache]:
         """The hosted sessions to drop next: those whose return is least likely, weighted with what a token of it costs
-        to restore.
+        to restore; last those that are ``spared``.
         """
         rate, now = self._retention.rate, self._retention.clock()
         rates = self.archive.restore_rates if self.archive is not None else None
@@ -324,4 +352,4 @@ class Residency:
             stored = session.saved_length / session.length if session.length else 0.0
             return rate(session.stop, now) * (rates.seconds_per_token(token_bytes, stored) if rates else 1.0)
 
-        return eviction_order(self.hosted, (), worth)
+        return eviction_order(self.hosted, (), worth, spared)

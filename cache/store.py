@@ -18,6 +18,7 @@ from cache.pages.session_memory import Acquired
 from cache.pages.timeline_key import is_marked
 from cache.residency import Residency
 from cache.segments.chain import Owner
+from cache.tier import StopKind
 from cache.tiers.archive import Archive
 
 
@@ -119,6 +120,7 @@ class SessionStore:
         long: bool | None = None,
         side: bool = False,
         parent: str | None = None,
+        aside: bool = False,
     ) -> Acquired | None:
         """The session on which ``prompt`` will run, with the longest cached prefix of it on the device and pages for
         the rest. None if the device has no room now. Raises ``SessionRunning``.
@@ -130,13 +132,14 @@ class SessionStore:
 
         With ``side`` the session that it shares a prefix with is never continued but forked, and is not evicted for
         this one, now or later, unless there is nothing else and no other turn runs; so is the session of the name
-        ``parent``.
+        ``parent``. With ``aside`` these leave the device only if the host or the disk has their KV.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
             raise SessionRunning
         long = self.is_long(len(prompt)) if long is None else long
         session, reused = self._best(tenant, named, prompt, long, side) if reuse else (self._new(tenant, long), 0)
+        session.aside = aside
         if parent is not None and (kept := self.find(tenant, parent)) is not None and kept is not session:
             session.spared += (kept,)
         known = session in self.residency
@@ -144,11 +147,11 @@ class SessionStore:
         self._cut(session, reused)
         off_device = self.pool.off_device(session.pages)
         missing, near = self._missing_slots(session, len(prompt)), near_parts(off_device)
-        if not self.residency.make_room(missing + len(off_device), session.spared, missing + near):
+        if not self.residency.make_room(missing + len(off_device), session, missing + near):
             session.spared = ()
             self._keep(session) if known else self.discard(session)
             if reuse and self._may_be_scattered:
-                return self.acquire(tenant, name, prompt, False, long, side, parent)
+                return self.acquire(tenant, name, prompt, False, long, side, parent, aside)
             return None
         self.pool.promote(off_device)
         session.on_pages_moved()
@@ -173,7 +176,7 @@ class SessionStore:
         missing = self._missing_slots(session, length)
         if missing <= 0:
             return True
-        if not self.residency.make_room(missing, session.spared):
+        if not self.residency.make_room(missing, session):
             return False
         if self._shares_next(session):
             at = session.length // self.pool.page_size
@@ -257,18 +260,19 @@ class SessionStore:
         if session is not None and session.stop is not None:
             self.retention.refresh(session.stop)
 
-    def warm_up(self, session: SessionCache) -> bool:
-        """Bring an announced session in memory to the device, if there is room beside sessions that are worth more.
-        False if there is none now.
+    def warm_up(self, session: SessionCache, announced: bool = True) -> bool:
+        """Bring a session in memory to the device, if there is room beside sessions that are worth more. False if there
+        is none now. ``announced``: it is expected soon; else it is worth what the end of its last turn says.
         """
         if session.running:
             return True
         session.stop = session.stop or self.retention.expect(session.tenant)
-        self.retention.announce(session.stop)
+        if announced:
+            self.retention.announce(session.stop)
         off_device = self.pool.off_device(session.pages)
         if off_device:
             near = near_parts(off_device)
-            if self.pool.device.frames.count_needed(len(off_device), near) > self.residency.spare_pages(session.tenant):
+            if self.pool.device.frames.count_needed(len(off_device), near) > self.residency.spare_pages(session.stop):
                 return False
             self.residency.start(session)
             roomy = self.residency.make_room(len(off_device), near=near)
@@ -276,7 +280,7 @@ class SessionStore:
                 self.pool.promote(off_device)
                 session.on_pages_moved()
                 session.move(self.pool.device.device)
-                self.retention.warmed += 1
+                self.retention.count_raised(announced)
             self._keep(session)
             return roomy
         return True
@@ -331,7 +335,8 @@ class SessionStore:
             branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
             branch.checkpoints = {at: state for at, state in trunk.checkpoints.items() if at <= length}
         if side:
-            branch.spared = (trunk,)
+            is_left = trunk.stop is not None and (trunk.stop.returned or trunk.stop.kind is StopKind.SIDE)
+            branch.spared = () if is_left else (trunk,)
             return branch
         if branch.continued:
             branch.stop = trunk.stop

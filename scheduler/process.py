@@ -19,6 +19,7 @@ import msgspec
 import torch
 import zmq
 
+from cache.segments.chain import Owner
 from scheduler.adapter_messages import LoadAdapter, UnloadAdapter
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
@@ -181,6 +182,7 @@ def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> R
             commands.forget(message)
         case Pin():
             commands.pin(message)
+            engine.scheduler.pinned.watch(Owner(message.tenant, message.session, True))
         case Inspect():
             commands.inspect(message)
         case Export():

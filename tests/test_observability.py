@@ -205,6 +205,8 @@ def test_every_metric_of_ours_is_shown_somewhere_or_is_known_not_to_be(observed:
         "warmturn_line_requests",
         "warmturn_retention_hold_seconds",
         "warmturn_prefetches",
+        "warmturn_pinned_prefetches",
+        "warmturn_pages_reclaimable",
         "warmturn_pictures_encoded",
         "warmturn_windows_heard",
         "warmturn_encoder_seconds",

@@ -56,6 +56,7 @@ class Retention:
         self.clock = clock
         self.evictions: Counter[StopKind] = Counter()  # from the device, by the stop of the session
         self.warmed = 0  # sessions that were brought to the device because they were announced
+        self.brought_back = 0  # and because they are pinned
         self._times = ThinkTimes()
         self._all = {kind: known.copy() for kind, known in PRIORS.items()}  # of all tenants
 
@@ -115,6 +116,11 @@ class Retention:
     def count_eviction(self, stop: Stop | None) -> None:
         """A session leaves the device for others."""
         self.evictions[StopKind.SIDE if stop is None or stop.returned else stop.kind] += 1
+
+    def count_raised(self, announced: bool) -> None:
+        """A session was brought to the device, as it was ``announced`` or is pinned."""
+        self.warmed += announced
+        self.brought_back += not announced
 
     def is_late(self, stop: Stop | None, now: float) -> bool:
         """Whether its age is more than nine of ten conversations take that go on."""

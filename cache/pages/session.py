@@ -87,6 +87,8 @@ class SessionCache:
         self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
         self.stop: Stop | None = None  # the turn's end from which it goes on; None while it runs
         self.spared: tuple[SessionCache, ...] = ()  # while it runs: idle sessions that are not evicted for its sake
+        self.aside = False  # for its turn these never leave the device before the host or the disk has their KV
+        self.urged = 0  # the length at which it was to be written for such a turn
         self._anonymous = uuid.uuid4().hex
         self._tables: dict[bool, torch.Tensor] = {}
         self._slots: np.ndarray[Any, Any] | None = None

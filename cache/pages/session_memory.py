@@ -58,6 +58,7 @@ class SessionMemory(Protocol):
         long: bool | None = None,
         side: bool = False,
         parent: str | None = None,
+        aside: bool = False,
     ) -> Acquired | None: ...
 
     def name(self, session: SessionCache, name: str) -> None: ...

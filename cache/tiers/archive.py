@@ -174,22 +174,24 @@ class Archive:
 
     # -- up ---------------------------------------------------------------------------------------------------------
 
-    def fetch(self, tenant: str, name: str | None, prompt: array[int]) -> Fetch | None:
+    def fetch(self, tenant: str, name: str | None, prompt: array[int], beside: str | None = None) -> Fetch | None:
         """Begin to load what is stored of ``prompt``, if that is more than memory holds and loading is faster than
-        computing. None: there is nothing to load.
+        computing. None: there is nothing to load. ``beside``: a session that loses no KV for it, see ``acquire``.
         """
         owner = Owner(tenant, name, True) if name is not None else None
         if owner is None or self._store.find(tenant, owner.session) is not None:
-            return self._find_fetch(tenant, name, owner, prompt)
+            return self._find_fetch(tenant, name, owner, prompt, beside)
         if any(sync.awaits_download(owner) for sync in self.syncs):  # one after the other, nearest first
             return Fetch(begun=False)
-        fetch = self._find_fetch(tenant, name, owner, prompt)
+        fetch = self._find_fetch(tenant, name, owner, prompt, beside)
         if (fetch is None or fetch.begun) and self.disk.has_damage(owner):
             fetch = fetch or Fetch(done=True)
             fetch.miss = fetch.miss or "damaged"
         return fetch
 
-    def _find_fetch(self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int]) -> Fetch | None:
+    def _find_fetch(
+        self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int], beside: str | None
+    ) -> Fetch | None:
         """See ``fetch``."""
         head, shared = self._best_head(tenant, owner, prompt)
         if head is None:
@@ -211,7 +213,7 @@ class Archive:
         shown = any(token >= MEDIA for token in pictured)  # an encoder would have to run again
         if not shown and not self.restore_rates.prefers_loading(nbytes, length - have):
             return Fetch(done=True, miss="recompute_cheaper")
-        return self._fetch(head, length)
+        return self._fetch(head, length, beside)
 
     def _best_head(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[ChainHead | None, int]:
         """The stored session with the longest common prefix with ``prompt``, and that prefix's length."""
@@ -224,11 +226,13 @@ class Archive:
                 return own, in_common
         return head, shared
 
-    def _fetch(self, head: ChainHead, length: int) -> Fetch:
+    def _fetch(self, head: ChainHead, length: int, beside: str | None) -> Fetch:
         """Reserve pages and begin to read the rest of the timeline into them."""
         owner, tip = head.owner, head.tip
-        ids, mask = tip.timeline(length)
-        acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
+        (ids, mask), aside = tip.timeline(length), beside is not None
+        acquired = self._store.acquire(
+            owner.tenant, None, ids + array("i", [0]), long=tip.long, parent=beside, aside=aside
+        )
         if acquired is None:
             return Fetch(begun=False, room=False)
         fetch = self._fetches[owner] = Fetch(length=length, have=acquired.reused, source=head.source)

@@ -4,7 +4,10 @@ computed again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _KEPT = 0.7  # of what older measurements weigh, with each new one
+_MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 _HOPE = 0.9  # a refused load makes the next one look that much cheaper, so that a slow disk is tried again some time
 
 
@@ -24,6 +27,12 @@ class RestoreRates:
     def record_compute(self, tokens: int, seconds: float) -> None:
         """Record that a step fed ``tokens``, most of them of prompts, in ``seconds``."""
         self._compute.add(tokens, seconds)
+
+    def record_step(self, counts: Sequence[int], seconds: float) -> None:
+        """Record a step that fed ``counts`` tokens, a count for each session, if prompts are the most of it."""
+        prefill = sum(count for count in counts if count > 1)
+        if prefill >= _MIN_PREFILL and 2 * prefill > sum(counts):
+            self.record_compute(sum(counts), seconds)
 
     def prefers_loading(self, nbytes: int, tokens: int) -> bool:
         """Whether reading ``nbytes`` is faster than computing their ``tokens``. True until both have been measured."""

@@ -114,6 +114,11 @@ class WriteBehind:
         """Whether ``session`` will be written soon."""
         return any(session in wanted for wanted in self._wanted[:2])
 
+    def is_stored(self, session: SessionCache) -> bool:
+        """Whether complete files have all of an idle ``session``."""
+        session.settle()
+        return session.saved_length == session.length and session.saved not in self._under_way
+
     def set_idle(self, idle: bool) -> None:
         """Record whether no turn runs or waits now."""
         if not idle:

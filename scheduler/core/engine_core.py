@@ -54,7 +54,6 @@ from scheduler.protocol import (
 log = logging.getLogger("warmturn.engine")
 
 _MAX_FAILURES = 8  # failed steps in a row after which the engine gives up
-_MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 
 Deliver = Callable[[LaunchedStep | None, StepOutputs], object]
 
@@ -183,6 +182,7 @@ class EngineCore:
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
+            self._end_cornered()
             return None
         self._counters.steps += 1
         for turn, _ in plan:
@@ -207,7 +207,10 @@ class EngineCore:
             self._fail_step(step.plan, error)
             return
         self._failures = 0
-        self._measure(step.plan, time.perf_counter() - step.started)
+        seconds = time.perf_counter() - step.started
+        self.scheduler.spare_time.record(step.plan, seconds)
+        if (archive := self.scheduler.store.archive) is not None:
+            archive.restore_rates.record_step([count for _, count in step.plan], seconds)
         for turn, first, sampled_prompt in prompt_outputs:
             if turn.finish_reason is None:
                 self._report_prompt_logprobs(turn, first, sampled_prompt)
@@ -233,14 +236,6 @@ class EngineCore:
             if turn.finish_reason is None:
                 self.scheduler.finish(turn, FinishReason.ERROR)
         return StepOutputs(tuple(deltas), self.stats(), time.monotonic())
-
-    def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
-        """What a prompt token costs, for the choice between loading and computing, and what spare tokens cost."""
-        self.scheduler.spare_time.record(plan, seconds)
-        archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
-        prefill = sum(count for _, count in plan if count > 1)
-        if archive is not None and prefill >= _MIN_PREFILL and 2 * prefill > fed:
-            archive.restore_rates.record_compute(fed, seconds)
 
     def _fail_step(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
         """End the turns of a step that failed. Raises ``error`` if too many steps in a row have failed, or if the
@@ -365,6 +360,12 @@ class EngineCore:
             self._outputs.add(turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
 
     # -- beginnings and ends ----------------------------------------------------------------------------------------
+
+    def _end_cornered(self) -> None:
+        """A side call that has no room beside its conversation has come to the end of its context."""
+        if (turn := self.scheduler.take_cornered()) is not None:
+            self._announce(turn)
+            self._finish(turn, FinishReason.LENGTH)
 
     def _announce(self, turn: Turn) -> None:
         """Tell the server once that a turn runs, and what its prompt cost."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cache.inventory import tier_stats
+from cache.inventory import count_reclaimable, tier_stats
+from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.speculator import Speculator
 from scheduler.media.media_store import MediaStore
 from scheduler.protocol import DraftSource, Stats
+
+_LOOK = 10.0  # seconds between two looks at all pages
 
 
 @dataclass
@@ -22,6 +27,13 @@ class StepCounters:
     prompt_tokens: int = 0  # of admitted turns
     cached_tokens: int = 0  # of these, those that were reused
     generated_tokens: int = 0
+    reclaimable_pages: int = 0  # as of ``looked_at``
+    looked_at: float = -math.inf  # by time.monotonic
+
+    def look(self, store: SessionStore) -> None:
+        """Count the reclaimable pages, which takes a while where there are many."""
+        if time.monotonic() - self.looked_at >= _LOOK:
+            self.reclaimable_pages, self.looked_at = count_reclaimable(store), time.monotonic()
 
 
 def read_stats(
@@ -29,12 +41,14 @@ def read_stats(
 ) -> Stats:
     """All gauges, as of now, and all counters."""
     retention = scheduler.store.retention
+    counters.look(scheduler.store)
     return Stats(
         pid=os.getpid(),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         sessions=len(scheduler.store.residency),
         tiers=tier_stats(scheduler.store),
+        reclaimable_pages=counters.reclaimable_pages,
         prompt_tokens=counters.prompt_tokens,
         cached_tokens=counters.cached_tokens,
         generated_tokens=counters.generated_tokens,
@@ -44,6 +58,7 @@ def read_stats(
         evictions_after={str(kind): count for kind, count in retention.evictions.items()},
         hold_seconds=retention.hold_seconds(),
         warmed=retention.warmed,
+        brought_back=retention.brought_back,
         drafted=_by_name(speculator.drafted) if speculator is not None else {},
         accepted=_by_name(speculator.accepted) if speculator is not None else {},
         media_encoded=media_store.encoded if media_store is not None else 0,

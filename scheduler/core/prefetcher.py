@@ -28,7 +28,7 @@ class _Announcement:
 class Prefetcher:
     """Announced requests whose KV is not on the device yet. Those that come are loaded as usual if this is late.
 
-    Nothing is evicted for an announcement but sessions that are worth less, see ``SessionStore.spare_pages``.
+    Nothing is evicted for an announcement but sessions that are worth less, see ``Residency.spare_pages``.
     """
 
     def __init__(self, store: SessionStore) -> None:
@@ -93,7 +93,8 @@ class Prefetcher:
             return True
         if not announcement.loading:
             lacking = len(ids) - store.match(tenant, ids, request.session)
-            if lacking > 1 and -(-lacking // store.pool.page_size) > store.residency.spare_pages(tenant):
+            spare = store.residency.spare_pages(store.retention.expect(tenant))
+            if lacking > 1 and -(-lacking // store.pool.page_size) > spare:
                 return False
         fetch = store.archive.fetch(tenant, request.session, ids)
         if fetch is None or fetch.done:

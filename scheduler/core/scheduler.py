@@ -14,11 +14,12 @@ from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
 from cache.tier import Tier
 from cache.tiers.archive import Fetch
+from scheduler.core.pinned_sessions import PinnedSessions
 from scheduler.core.prefetcher import Prefetcher
 from scheduler.core.queue import FairQueue
 from scheduler.core.spare_time import SpareTime
 from scheduler.core.turn import Turn, TurnStatus
-from scheduler.protocol import FinishReason
+from scheduler.protocol import FinishReason, Warm
 from scheduler.turn_receipt import Miss, Receipt
 
 _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
@@ -60,6 +61,8 @@ class Scheduler:
         self._names: set[tuple[str, str]] = set()
         self._steps = 0
         self.prefetcher = Prefetcher(store)
+        self.pinned = PinnedSessions(store)
+        self._cornered: Turn | None = None  # as of this step
         self._stops: OrderedDict[str, Stop] = OrderedDict()  # by turn
 
     def __len__(self) -> int:
@@ -90,9 +93,11 @@ class Scheduler:
         receipt.
         """
         self._steps += 1
+        self._cornered = None
         if self.store.archive is not None:
             self.store.archive.poll(idle=not len(self))
         self.prefetcher.poll()
+        self.pinned.poll()
         self.store.residency.demote_late()
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
@@ -181,9 +186,20 @@ class Scheduler:
         stop = self._stops[request.turn] = self.store.retention.stop(request.tenant, turn.stop_kind)
         if len(self._stops) > _STOPS:
             self._stops.popitem(last=False)
+        if turn.is_aside:
+            self._recall(turn, session)
         self.store.release(session, stop)
+        if session.pinned_until > time.time():
+            self.pinned.watch(session.owner, session)
         if request.parent is not None:
             self.store.refresh(request.tenant, request.parent)
+
+    def _recall(self, turn: Turn, session: SessionCache) -> None:
+        """Bring back what has left the device for a side call, which has ended."""
+        for name in {turn.request.parent, *(spared.name for spared in session.spared)}:
+            left = None if name is None else self.store.find(turn.scope, name)
+            if name is not None and (left is None or not left.warm):
+                self.prefetcher.add(Warm(turn.request.tenant, name, salt=turn.request.salt))
 
     def check_integrity(self) -> None:
         """Assert the invariants above."""
@@ -230,6 +246,8 @@ class Scheduler:
                 continue
             if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
+            if turn.is_aside and self._is_still:
+                self._cornered = turn
             if turn.fetch is not None and not turn.fetch.room and not turn.spare:
                 self._preempt_spare()
             if turn.fetch is not None and not turn.fetch.tokens:
@@ -268,7 +286,8 @@ class Scheduler:
         if archive is None or not (self._reuse and turn.reusable):
             return False
         if turn.fetch is None or not turn.fetch.begun:
-            found = archive.fetch(turn.scope, turn.request.session, turn.timeline)
+            beside = turn.request.parent if turn.is_aside else None
+            found = archive.fetch(turn.scope, turn.request.session, turn.timeline, beside)
             turn.fetch = Fetch(done=True) if found is None else found
         if turn.fetch.stuck:
             turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
@@ -281,10 +300,10 @@ class Scheduler:
         first, name = reuse and turn.receipt is None, request.session
         closest = self.store.closest(turn.scope, ids) if first else (0, None)
         moved = first and name is not None and self.store.is_of_other_weights(turn.scope, name, ids)
-        acquire = partial(self.store.acquire, turn.scope, name, ids, reuse, side=turn.is_side, parent=request.parent)
-        acquired = acquire()
+        acquire = partial(self.store.acquire, turn.scope, name, ids, reuse, side=turn.is_side, aside=turn.is_aside)
+        acquired = acquire(parent=request.parent)
         while acquired is None and not turn.spare and self._preempt_spare():
-            acquired = acquire()
+            acquired = acquire(parent=request.parent)
         if acquired is None:
             return False
         pause = self.store.resume(acquired.session, turn.arrived, turn.is_ping)
@@ -298,6 +317,19 @@ class Scheduler:
         if turn.receipt is None:
             turn.receipt = self._receipt(turn, acquired, pause, *closest, moved)
         return True
+
+    @property
+    def _is_still(self) -> bool:
+        """Whether no turn, load or write is going on that could make room."""
+        archive = self.store.archive
+        return not self.store.residency.running and (archive is None or not archive.busy)
+
+    def take_cornered(self) -> Turn | None:
+        """A turn for which there is no room beside the conversation that it belongs to, and nothing will make some."""
+        turn, self._cornered = self._cornered, None
+        if turn is not None and turn.receipt is None:
+            turn.receipt = Receipt(turn.prompt_length, 0, miss=Miss.NO_ROOM, admitted=time.monotonic())
+        return turn
 
     def _receipt(
         self,

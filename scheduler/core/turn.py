@@ -113,6 +113,11 @@ class Turn:
         return (self.request.side or (self.request.spare and self.request.session is None)) and not self.is_ping
 
     @property
+    def is_aside(self) -> bool:
+        """Whether it is worth less than the KV of the conversation that it belongs to: a side call, or a ping."""
+        return (self.request.side or self.is_ping) and not self.request.spare
+
+    @property
     def stop_kind(self) -> StopKind:
         """What its end makes likely; that it has called tools is told later, see ``AwaitTools``."""
         if self.is_ping:

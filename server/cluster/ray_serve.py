@@ -45,6 +45,8 @@ CHECK_SECONDS = 5.0  # between two looks at a replica's health
 LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
 # Ray's proxy is killed when it has not started within three times so many seconds; 5 if nothing is said.
 PROXY_START_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60"
+# It reads ids in bodies for the router. On the nodes of a cluster this has to be in the environment of `ray start`.
+PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "server.cluster.body_routing:middlewares"
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -79,6 +81,7 @@ def cluster(config: ClusterConfig) -> int:
         check_shared(config)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault(*PROXY_START_SECONDS)
+        os.environ.setdefault(*PROXY_CALLBACK)
         begin(ray, config)
         stack.callback(ray.shutdown)
         if config.ray_address is None:

@@ -116,6 +116,12 @@ def conversation_in(headers: Mapping[str, str]) -> str | None:
     return next((headers[name] for name in HEADERS if headers.get(name)), None)
 
 
+def conversation_in_body(fields: Mapping[str, str]) -> str | None:
+    """The same of fields of a body, by their paths."""
+    values = values_of({}, fields)
+    return next((values[source.line] for source in SOURCES if source.line in values), None)
+
+
 def names_conversation(fields: Mapping[str, str]) -> bool:
     """Whether the metadata of a request names its conversation."""
     return any(name in METADATA for name in values_of({}, fields))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -15,7 +16,8 @@ from server.log.identity import HEADER
 from server.schemas.items import new_id
 from server.turns.replies import ReplyHead
 
-NGINX = (Path(__file__).resolve().parent.parent.parent / "deploy" / "nginx.conf").read_text()
+ROOT = Path(__file__).resolve().parent.parent.parent
+NGINX = (ROOT / "deploy" / "nginx.conf").read_text()
 URLS = {
     "/v1/sessions/alice": "alice",
     "/v1/sessions/alice/": "alice",
@@ -86,6 +88,36 @@ def test_rays_router_looks_at_the_header_then_at_the_url(ray: None) -> None:
     assert key("", "/v1/sessions/path", http=False) == "random"
     assert key("", "/v1/messages", thread_id="t", accept="x") == "t"
     assert key("", "/v1/sessions/path", thread_id="t") == "path"
+    assert key("", "/v1/responses", x_warmturn_conversation="c") == "c"
+    assert key("", "/v1/responses", x_warmturn_conversation="c", thread_id="t") == "t"
+
+
+def test_rays_proxy_takes_the_middleware_from_the_environment(ray: None) -> None:
+    from ray._common.utils import import_attr
+    from ray.serve._private.http_util import validate_http_proxy_callback_return
+
+    from server.cluster.ray_serve import PROXY_CALLBACK
+
+    assert validate_http_proxy_callback_return(import_attr(PROXY_CALLBACK[1])())
+
+
+def test_the_headers_that_clients_send_are_those_of_the_docs() -> None:
+    sent: dict[str, set[str]] = {}
+    for file in (ROOT / "tests" / "agents" / "recordings").glob("*/*.json"):
+        headers = {name.lower(): value for name, value in json.loads(file.read_text())["headers"].items()}
+        named = [name for name in HEADERS if headers.get(name)]
+        sent.setdefault(file.parent.name, set()).update(named[:1])
+    assert {client: names for client, names in sent.items() if names} == {
+        "claude": {"x-claude-code-session-id"},
+        "codex": {"thread-id"},
+        "codex-websocket": {"thread-id"},
+        "goose": {"agent-session-id"},
+        "librechat": {HEADER},  # with our setting
+        "open-webui": {"x-openwebui-chat-id"},
+        "opencode": {"x-session-affinity"},
+    }
+    table = (ROOT / "docs" / "cluster.md").read_text().lower()
+    assert all(f"`{name}`" in table for names in sent.values() for name in names)
 
 
 def test_nginx_looks_at_every_header_that_may_name_a_conversation() -> None:

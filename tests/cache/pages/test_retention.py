@@ -30,7 +30,7 @@ class Desk:
         parent: str | None = None,
     ) -> SessionCache:
         """One turn that comes and ends now."""
-        acquired = self.store.acquire("a", name, array("i", prompt), side=side, parent=parent)
+        acquired = self.store.acquire("a", name, array("i", prompt), side=side, parent=parent, aside=side)
         assert acquired is not None
         session = acquired.session
         self.store.resume(session, self.now, ping=kind is StopKind.WARM_UP)
@@ -143,7 +143,7 @@ def test_a_side_call_forks_its_line_and_leaves_nothing_of_worth() -> None:
 @pytest.mark.parametrize("parent", [None, "line"])
 def test_a_side_call_never_evicts_its_line(parent: str | None) -> None:
     desk = Desk(7)
-    line = desk.turn(numbered(1), name="line", kind=StopKind.SIDE)  # worth less than the other one
+    line = desk.turn(numbered(1), name="line")  # worth less than the other one
     desk.now += 1000
     other = desk.turn(numbered(2), tools=("ls",))
     prompt = numbered(3, 4 * SIZE) if parent else [*numbered(1), *numbered(3, 4 * SIZE)]
@@ -152,19 +152,39 @@ def test_a_side_call_never_evicts_its_line(parent: str | None) -> None:
     assert not desk.has(other)
 
 
-def test_a_side_call_waits_rather_than_evict_its_line_but_not_alone() -> None:
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_turn_waits_rather_than_evict_its_parent_and_a_side_call_also_alone(aside: bool) -> None:
     desk = Desk(6)
     line = desk.turn(numbered(1), name="line")
+    other = desk.turn(numbered(5))
     running = desk.store.acquire("a", None, array("i", numbered(2)))
     assert running is not None
     prompt = array("i", numbered(3, 4 * SIZE))
-    assert desk.store.acquire("a", None, prompt, side=True, parent="line") is None
+    assert desk.store.acquire("a", None, prompt, side=aside, parent="line", aside=aside) is None
     assert desk.has(line)
+    assert desk.has(other)  # nobody is evicted for nothing
     desk.bench.feed(running.session, 2 * SIZE)
     desk.store.discard(running.session)
-    running = desk.store.acquire("a", None, array("i", numbered(4, 5 * SIZE)), side=True, parent="line")
-    assert running is not None  # nothing else could ever make room
-    assert not desk.has(line)
+    alone = desk.store.acquire("a", None, array("i", numbered(4, 5 * SIZE)), side=aside, parent="line", aside=aside)
+    assert (alone is None, desk.has(line), desk.has(other)) == (aside, aside, aside)
+
+
+def test_alone_a_side_call_may_send_its_line_to_the_host() -> None:
+    desk = Desk(6, host=4)
+    line = desk.turn(numbered(1), name="line")
+    desk.now += 1000  # it is worth less than the others
+    others = [desk.turn(numbered(2)), desk.turn(numbered(3))]
+    desk.turn(numbered(4, 6 * SIZE), kind=StopKind.SIDE, side=True, parent="line")
+    assert desk.has(line)
+    assert not line.warm
+    assert sum(map(desk.has, others)) == 1  # they go first there too
+
+
+def test_what_a_side_call_has_left_is_not_spared_for_the_next_one() -> None:
+    desk = Desk(6)
+    left = desk.turn([*numbered(1), 50, 51], kind=StopKind.SIDE, side=True)
+    desk.turn([*numbered(1), *numbered(2, 4 * SIZE)], kind=StopKind.SIDE, side=True)
+    assert not desk.has(left)
 
 
 def test_a_ping_refreshes_the_prefix_that_it_matches() -> None:

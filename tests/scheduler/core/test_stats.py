@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 from engine_kit import Kit
 
+from cache.inventory import count_reclaimable
 from cache.tier import Tier
 
 PROMPTS = [[20 * n + token for token in range(10)] for n in range(6)]
@@ -31,6 +33,21 @@ def test_sessions_are_counted_by_the_tier_that_they_leave(tmp_path: Path) -> Non
     assert disk == len(PROMPTS) - 3 == len(PROMPTS) - stats.disk_sessions
     assert device > host > 0
     assert device - host < len(PROMPTS)
+
+
+def test_pages_are_reclaimable_once_they_are_on_disk_and_nobody_else_holds_them(tmp_path: Path) -> None:
+    kit = Kit(folder=tmp_path)
+    kit.ask([*PROMPTS[0], 7], 6, session="n")  # 16 tokens in four pages
+    assert count_reclaimable(kit.store) == 0  # nothing is written yet
+    kit.settle()
+    kit.engine._counters.looked_at = -math.inf
+    assert count_reclaimable(kit.store) == kit.engine.stats().reclaimable_pages == 4
+    kit.send([*PROMPTS[0][:8], 9, 9], 4)
+    kit.step()
+    assert count_reclaimable(kit.store) == 2  # a running turn shares the others
+    assert count_reclaimable(Kit().store) == 0  # no disk
+    kit.run()
+    kit.leave()
 
 
 def test_without_a_host_tier_nobody_leaves_it() -> None:
