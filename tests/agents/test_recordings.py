@@ -14,6 +14,7 @@ from agents.recording import FOLDER
 from agents.tiny_llama import CONTEXT, TEMPLATES
 from fake_engine import FACTS
 from http_context import PATIENCE, Site, served
+from models_kit import model_site
 from real_port import port
 from template_styles import tokens_with
 from websockets.asyncio.client import connect
@@ -95,6 +96,26 @@ def test_a_warm_up_and_what_follows_it_are_answered() -> None:
                         event = json.loads(await socket.recv())
                     assert event["type"] == "response.completed", event
                     last = event["response"]["id"]
+
+    asyncio.run(asyncio.wait_for(within(), PATIENCE))
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "opencode"])
+def test_requests_are_answered_beside_another_model_and_with_keys(client: str) -> None:
+    """Also those that call the model by a name of the vendor's: they mean the first one."""
+
+    async def within() -> None:
+        facts = {name: {"max_context": CONTEXT} for name in ("one", "two")}
+        async with model_site("one", "two", any_model=True, facts=facts, api_keys={"team": "key"}) as site:
+            for path in (path for path in RECORDINGS if path.parent.name == client):
+                sent = json.loads(path.read_text(encoding="utf-8"))
+                for model in ("two", "vendors-small-model") if sent["body"] else ():
+                    headers = {**sent["headers"], "authorization": "Bearer key"}
+                    body = {**sent["body"], "model": model}
+                    answer = await site.http.request(sent["method"], sent["path"], headers=headers, json=body)
+                    assert answer.status_code == 200, (path, answer.text)
+                    assert '"error":{' not in answer.text
+            assert site.events == ["load one", "load two"]
 
     asyncio.run(asyncio.wait_for(within(), PATIENCE))
 
