@@ -38,7 +38,10 @@ GAUGES = {  # by their names in ``Stats``
     "running": ("running", "Turns in the batch"),
     "waiting": ("waiting", "Turns in the queue"),
     "sessions": ("sessions", "Sessions whose KV is in memory"),
-    "reclaimable_pages": ("pages_reclaimable", "Device KV pages of idle sessions whose KV is on disk too: free at once"),
+    "reclaimable_pages": (
+        "pages_reclaimable",
+        "Device KV pages of idle sessions whose KV is on disk too: free at once",
+    ),
     "disk_sessions": ("disk_sessions", "Sessions whose KV is on disk"),
     "disk_pending": ("disk_pending_sessions", "Idle sessions whose newest KV is not on disk yet"),
     "disk_failing": ("disk_failing", "1 while KV cannot be written to disk"),
