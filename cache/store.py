@@ -64,6 +64,11 @@ class SessionStore:
         session = self._named.get((tenant, name))
         return session is not None and session.running
 
+    @property
+    def is_still(self) -> bool:
+        """Whether no turn, load or write is going on that could make room."""
+        return not self.residency.running and (self.archive is None or not self.archive.busy)
+
     def find(self, tenant: str, name: str) -> SessionCache | None:
         """The named session in device or host memory, if there is one."""
         return self._named.get((tenant, name))

@@ -196,9 +196,8 @@ class Scheduler:
 
     def _recall(self, turn: Turn, session: SessionCache) -> None:
         """Bring back what has left the device for a side call, which has ended."""
-        for name in {turn.request.parent, *(spared.name for spared in session.spared)}:
-            left = None if name is None else self.store.find(turn.scope, name)
-            if name is not None and (left is None or not left.warm):
+        for name in filter(None, {turn.request.parent, *(spared.name for spared in session.spared)}):
+            if (left := self.store.find(turn.scope, name)) is None or not left.warm:
                 self.prefetcher.add(Warm(turn.request.tenant, name, salt=turn.request.salt))
 
     def check_integrity(self) -> None:
@@ -246,7 +245,7 @@ class Scheduler:
                 continue
             if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
-            if turn.is_aside and self._is_still:
+            if turn.is_aside and self.store.is_still:
                 self._cornered = turn
             if turn.fetch is not None and not turn.fetch.room and not turn.spare:
                 self._preempt_spare()
@@ -286,8 +285,7 @@ class Scheduler:
         if archive is None or not (self._reuse and turn.reusable):
             return False
         if turn.fetch is None or not turn.fetch.begun:
-            beside = turn.request.parent if turn.is_aside else None
-            found = archive.fetch(turn.scope, turn.request.session, turn.timeline, beside)
+            found = archive.fetch(turn.scope, turn.request.session, turn.timeline, turn.spared_parent)
             turn.fetch = Fetch(done=True) if found is None else found
         if turn.fetch.stuck:
             turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
@@ -317,12 +315,6 @@ class Scheduler:
         if turn.receipt is None:
             turn.receipt = self._receipt(turn, acquired, pause, *closest, moved)
         return True
-
-    @property
-    def _is_still(self) -> bool:
-        """Whether no turn, load or write is going on that could make room."""
-        archive = self.store.archive
-        return not self.store.residency.running and (archive is None or not archive.busy)
 
     def take_cornered(self) -> Turn | None:
         """A turn for which there is no room beside the conversation that it belongs to, and nothing will make some."""

@@ -118,6 +118,11 @@ class Turn:
         return (self.request.side or self.is_ping) and not self.request.spare
 
     @property
+    def spared_parent(self) -> str | None:
+        """The session that loses no KV for it, if it is aside."""
+        return self.request.parent if self.is_aside else None
+
+    @property
     def stop_kind(self) -> StopKind:
         """What its end makes likely; that it has called tools is told later, see ``AwaitTools``."""
         if self.is_ping:
