@@ -118,7 +118,7 @@ def test_transformers_keeps_what_it_has_built() -> None:
         model = kind(bench_gpu.REPLY)
         attention, seconds, tokens = bench_gpu.generate_batch(model, [[1], [2, 3]])
         assert (attention, tokens) == ("paged|sdpa", 2 * bench_gpu.REPLY)
-        assert seconds < 1
+        assert 0 <= seconds < 60
         assert model.managers == managers
         assert model.manager is None
     model = Theirs(3)
