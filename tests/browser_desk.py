@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -120,6 +121,12 @@ def desk_at(chromium: Browser, server: ServerProcess, **how: Any) -> Iterator[De
     yield made
     context.close()
     made.is_well()
+
+
+def endless(route: Route) -> None:
+    """The same request, for a reply that does not end by itself; the fixture ``slow_engine`` makes it last."""
+    body = json.loads(route.request.post_data or "{}")
+    route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 1800}))
 
 
 def violations(desk: Desk) -> list[Any]:

@@ -9,7 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -67,6 +70,26 @@ class ServerProcess:
         engines = [c for c in children if b"scheduler" in Path(f"/proc/{c}/cmdline").read_bytes()]
         assert len(engines) == 1, children
         return int(engines[0])
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Within it the engine runs for a tenth of the time, until it ends."""
+        engine, ended = self.engine_pid(), Event()
+
+        def hold() -> None:
+            with suppress(ProcessLookupError):
+                while not ended.wait(0.005):
+                    os.kill(engine, signal.SIGSTOP)
+                    ended.wait(0.045)
+                    os.kill(engine, signal.SIGCONT)
+
+        holding = Thread(target=hold)
+        holding.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            holding.join()
 
     def forget_sessions(self, key: str | None = None) -> None:
         """Delete all sessions (of a key), also those whose turns are still running."""

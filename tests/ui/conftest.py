@@ -32,6 +32,13 @@ def server(chromium: Browser, request: pytest.FixtureRequest) -> ServerProcess:
     return running
 
 
+@pytest.fixture
+def slow_engine(server: ServerProcess) -> Iterator[None]:
+    """A reply of 1,800 tokens lasts for seconds on any machine."""
+    with server.slowed():
+        yield
+
+
 @pytest.fixture(scope="session")
 def keyed_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One that wants the keys of ``KEYS``, and shares. Ask for ``keyed_server``."""

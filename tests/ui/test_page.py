@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser_desk import Desk, desk_at, violations
+from browser_desk import Desk, desk_at, endless, violations
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -145,12 +145,7 @@ def test_what_a_model_says_does_nothing(desk: Desk) -> None:
     assert desk.tab.evaluate(refused)
 
 
-def endless(route: Route) -> None:
-    """The same request, for a reply that does not end by itself."""
-    body = json.loads(route.request.post_data or "{}")
-    route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 1800}))
-
-
+@pytest.mark.usefixtures("slow_engine")
 @pytest.mark.parametrize("first", [True, False])
 def test_what_was_said_until_it_was_stopped_is_kept(desk: Desk, first: bool) -> None:
     desk.open()

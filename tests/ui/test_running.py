@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
-from browser_desk import Desk
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Route
+import pytest
+from browser_desk import Desk, endless
 
 WALTER = "My name is Walter."
 STREAMS = ".message.assistant[aria-busy=true] .markdown"
-
-
-def endless(route: Route) -> None:
-    """The same request, for a reply that does not end by itself."""
-    body = json.loads(route.request.post_data or "{}")
-    route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 1800}))
 
 
 def ask(desk: Desk, text: str) -> None:
@@ -33,6 +22,7 @@ def stop(desk: Desk) -> None:
     desk.tab.locator(".reply-foot").get_by_text("stopped", exact=True).wait_for()
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_a_reload_goes_on_with_the_reply(desk: Desk) -> None:
     desk.open()
     desk.tab.route("**/chat/completions", endless)
@@ -59,6 +49,7 @@ def test_a_reload_goes_on_with_the_reply(desk: Desk) -> None:
     assert desk.rest(f"sessions/{desk.session}")["parent"] == {"session_id": old, "turn": 0}
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_a_second_tab_shows_the_reply_while_it_is_written_and_can_stop_it(desk: Desk) -> None:
     desk.open()
     desk.say(WALTER)
@@ -76,6 +67,7 @@ def test_a_second_tab_shows_the_reply_while_it_is_written_and_can_stop_it(desk: 
     other.is_well()
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_a_first_turn_is_found_by_its_address_in_a_tab_that_is_opened_meanwhile(desk: Desk) -> None:
     desk.open()
     desk.tab.route("**/chat/completions", endless)
@@ -104,6 +96,7 @@ def test_a_closed_tab_loses_no_reply(desk: Desk) -> None:
     assert other.replies == ["Nice to meet you, Walter!", "Your name is Walter."]
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_without_a_network_the_page_says_so_and_goes_on_with_the_reply(desk: Desk) -> None:
     desk.expected = ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED", "ERR_NETWORK_CHANGED"]
     desk.open()

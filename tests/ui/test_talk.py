@@ -3,16 +3,16 @@ and keys."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from browser_desk import Desk, desk_at
+import pytest
+from browser_desk import Desk, desk_at, endless
 from server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Route
+    from playwright.sync_api import Browser, Locator
 
 WALTER = "My name is Walter."
 MILK = "Add milk to my shopping list."
@@ -37,12 +37,6 @@ HELD = """() => {
 }"""  # of a reply, only the first words come until it is stopped
 
 
-def endless(route: Route) -> None:
-    """The same request, for a reply that does not end by itself."""
-    body = json.loads(route.request.post_data or "{}")
-    route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 1800}))
-
-
 def ask(desk: Desk, text: str) -> None:
     """Send it, and wait for nothing."""
     desk.tab.locator("#composer").fill(text)
@@ -59,6 +53,7 @@ def focused(place: Locator) -> Locator:
     return place.and_(place.page.locator(":focus"))
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_a_tab_that_is_behind_sends_nothing_unread(desk: Desk) -> None:
     desk.open()
     desk.say(WALTER)
@@ -145,10 +140,11 @@ def test_a_server_that_is_killed_in_the_middle_of_a_reply(chromium: Browser, tmp
         desk.open()
         desk.say(WALTER)
         desk.tab.route("**/chat/completions", endless)
-        ask(desk, "What is my name?")
-        desk.tab.locator(STREAMS).wait_for()
-        desk.tab.locator("#composer").fill("typed meanwhile")
-        first.process.kill()
+        with first.slowed():
+            ask(desk, "What is my name?")
+            desk.tab.locator(STREAMS).wait_for()
+            desk.tab.locator("#composer").fill("typed meanwhile")
+            first.process.kill()
         desk.expected = ["ERR_", "503 (Service Unavailable)"]
         desk.tab.get_by_role("alert").wait_for()
         desk.tab.locator(".banner.quiet").wait_for()  # the box tells it
@@ -221,6 +217,7 @@ def test_keys_go_through_list_menu_and_dialog(desk: Desk) -> None:
     assert "#/" not in desk.tab.url  # it was not open, and is not
 
 
+@pytest.mark.usefixtures("slow_engine")
 def test_escape_stops_only_where_one_talks_and_a_first_turn_can_be_found_again(desk: Desk) -> None:
     desk.open()
     desk.tab.evaluate(HELD)

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributions import Distribution
-from torch.overrides import TorchFunctionMode
+
+_TENSOR = "tensor"
+_copied = torch.tensor
 
 
-class _Filled(TorchFunctionMode):
-    """``torch.tensor`` of a number fills a tensor with it; else it would be a copy, which a capture does not allow."""
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every function of torch's."""
-        given = kwargs or {}
-        if func is torch.tensor and given.get("device") is not None and isinstance(args[0], bool | int | float):
-            return torch.full((), args[0], **given)
-        return func(*args, **given)
+def _filled(data: Any, **options: Any) -> torch.Tensor:
+    """``torch.tensor``, but a number fills a tensor: it would be a copy, which a capture does not allow."""
+    if options.get("device") is not None and isinstance(data, bool | int | float):
+        return torch.full((), data, **options)
+    return _copied(data, **options)
 
 
 @contextmanager
 def waitless_constants() -> Iterator[None]:
-    """Within it no number is copied to the device, and distributions do not look at their parameters."""
+    """Within it no number is copied to the device, and distributions do not look at their parameters.
+
+    ``torch.tensor`` is replaced, for all threads. A ``TorchFunctionMode`` would keep compiled layers from being used.
+    """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
+    setattr(torch, _TENSOR, _filled)
     try:
-        with _Filled():
-            yield
+        yield
     finally:
+        setattr(torch, _TENSOR, _copied)
         Distribution.set_default_validate_args(before)

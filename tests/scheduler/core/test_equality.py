@@ -121,8 +121,8 @@ def test_logits_of_a_resumed_turn(name: str, monkeypatch: pytest.MonkeyPatch) ->
     seen: list[torch.Tensor] = []
     run = kit.runner.run
 
-    def watch(work: Any, rows: Any) -> torch.Tensor:
-        seen.append(run(work, rows))
+    def watch(work: Any, rows: Any, **options: Any) -> torch.Tensor:
+        seen.append(run(work, rows, **options))
         return seen[-1]
 
     monkeypatch.setattr(kit.runner, "run", watch)

@@ -70,10 +70,10 @@ def test_a_preempted_turn_reuses_its_kv_once_its_prompt_logprobs_are_told(monkey
     fed = 0
     run = kit.runner.run
 
-    def watch(work: Any, rows: Any) -> torch.Tensor:
+    def watch(work: Any, rows: Any, **options: Any) -> torch.Tensor:
         nonlocal fed
         fed += sum(count for _, count in work)
-        return run(work, rows)
+        return run(work, rows, **options)
 
     monkeypatch.setattr(kit.runner, "run", watch)
     kit.send([1, 2, 3], 15)
