@@ -24,30 +24,6 @@ def wide(numbers, dtype: tl.constexpr, CODEC: tl.constexpr):
     return numbers.to(dtype)
 
 
-@triton.jit
-def store_rows(
-    out,  # [tokens * heads, VALUE]
-    cell,  # [ROWS]: rows of ``out``
-    real,  # [ROWS]: whether one is to be written
-    most,  # [ROWS] float32: the largest score
-    total,  # [ROWS] float32: the sum of weights
-    sums,  # [ROWS, PADDED_VALUE] float32: of weighted values
-    sinks,  # [heads] float32
-    head,  # [ROWS]
-    VALUE: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
-    SINKS: tl.constexpr,
-):
-    """Write attention over all keys, and over the sinks."""
-    across = tl.arange(0, PADDED_VALUE)
-    if SINKS:
-        base = tl.where(most == float("-inf"), 0.0, most)
-        total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634 - base)
-    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    mask = real[:, None] & (across < VALUE)[None, :]
-    tl.store(out + cell[:, None] * VALUE + across[None, :], sums.to(out.dtype.element_ty), mask=mask)
-
-
 # ``positions`` is a row of a step's numbers: where it begins depends on how many tokens there are.
 @triton.jit(
     do_not_specialize=["flagged", "table_stride", "window", "heads", "key_heads"],
@@ -130,11 +106,12 @@ def attend(
             scores = scores * tl.load(key_scales + which, mask=there, other=0.0)[None, :]
         if CAPPED:
             scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
-        if FLAGS:
-            which = span.to(tl.int64) * flagged + position_of_key
-            there = there & (tl.load(flags + which, mask=there & (position_of_key < flagged), other=1) != 0)
         seen = there[None, :] & (position_of_key[None, :] <= position[:, None])
         seen = seen & (position_of_key[None, :] >= earliest[:, None])
+        if FLAGS:
+            which = span.to(tl.int64) * flagged + position_of_key
+            shown = tl.load(flags + which, mask=there & (position_of_key < flagged), other=1)
+            seen = seen & (shown != 0)[None, :]
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # in powers of two
         higher = tl.maximum(most, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -160,8 +137,16 @@ def attend(
         tl.store(stats + place * 2 + 1, total, mask=real)
         tl.store(parts + place[:, None] * PADDED_VALUE + across_value[None, :], sums, mask=real[:, None])
     else:
+        if SINKS:
+            base = tl.where(most == float("-inf"), 0.0, most)
+            total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634 - base)
+        sums = sums / tl.where(total > 0, total, 1.0)[:, None]
         cell = (row + token).to(tl.int64) * heads + head
-        store_rows(out, cell, real, most, total, sums, sinks, head, VALUE, PADDED_VALUE, SINKS)
+        tl.store(
+            out + cell[:, None] * VALUE + across_value[None, :],
+            sums.to(out.dtype.element_ty),
+            mask=real[:, None] & (across_value < VALUE)[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["apart", "heads"], do_not_specialize_on_alignment=["merges"])
