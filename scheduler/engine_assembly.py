@@ -28,7 +28,7 @@ from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import language_model
 from scheduler.media.media_store import MediaStore
-from scheduler.media.row_files import RowFiles
+from scheduler.media.row_files import BUDGET, RowFiles
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.draft_heads import load_heads, mtp_layers
@@ -46,6 +46,7 @@ from scheduler.protocol import (
 log = logging.getLogger("warmturn.engine")
 
 _LENGTHS = (1024, 8192, 32768)  # tokens of the sessions whose bytes a token are told
+_ROWS_SHARE = 8  # of the bytes for KV on disk at most so much is for rows of pictures, as a divisor
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
@@ -109,7 +110,9 @@ def know_media(config: EngineConfig, loaded: LoadedModel, archive: Archive | Non
     name = fingerprint(loaded)
     rows = None
     if archive is not None and config.kv_folder is not None:
-        rows = RowFiles(Path(config.kv_folder) / name / "rows", archive.disk.space.floor)
+        disk = archive.disk
+        most = min(BUDGET, disk.space.budget // _ROWS_SHARE)
+        rows = RowFiles(Path(config.kv_folder) / name / "rows", disk.space.floor, most, disk.set_beside)
     return MediaStore(loaded.eyes.sight, loaded.eyes.processor, files=rows, fingerprint=name)
 
 

@@ -98,6 +98,11 @@ class DiskTier:
         self._planned[segment] = None
         return True
 
+    def set_beside(self, nbytes: int) -> None:
+        """Files that are no KV take so many bytes of the budget."""
+        self.space.beside = nbytes
+        self._make_room(0)
+
     def is_short_of(self, nbytes: int) -> bool:
         """Whether ``nbytes`` more would leave less of the file system free than the floor."""
         return self.space.lacking_on_disk(nbytes + self._coming) > 0
@@ -196,7 +201,7 @@ class DiskTier:
     @property
     def stats(self) -> TierStats:
         """Bytes used, the budget, and evictions so far."""
-        return TierStats(self.space.used, self.space.budget, self.evictions)
+        return TierStats(self.space.used + self.space.beside, self.space.budget, self.evictions)
 
     @staticmethod
     def holding(tip: Segment, tokens: int) -> TierHolding:
@@ -367,8 +372,6 @@ class DiskTier:
     def _count(self, segment: Segment, nbytes: int) -> None:
         self.space.used += nbytes
         self._shares.add(segment.owner.tenant, nbytes)
-
-    # -- checking ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between calls: the ancestors of a living local segment are living and local

@@ -15,6 +15,7 @@ class DiskSpace:
         self.budget = budget
         self.floor = floor
         self.used = 0  # by files that are not obsolete
+        self.beside = 0  # by files that are no KV, which count against the budget too
         self.obsolete: dict[Path, int] = {}
         self.obsolete_bytes = 0  # of what is obsolete or being unlinked
         self._free: int | None = None  # bytes of the file system, as of the last measurement
@@ -39,4 +40,4 @@ class DiskSpace:
         """Bytes that have to be evicted before ``nbytes`` more fit, of ``coming`` bytes that will be written in all,
         beside ``others`` of other models. Not positive: none.
         """
-        return max(self.used + others + nbytes - self.budget, self.lacking_on_disk(coming))
+        return max(self.used + self.beside + others + nbytes - self.budget, self.lacking_on_disk(coming))

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple
 
 from cache import files
@@ -70,7 +71,8 @@ class SegmentFolder:
         for entry in os.scandir(root):
             is_other = FOLDER.fullmatch(entry.name) and entry.name != self.folder.name
             if is_other and entry.is_dir(follow_symlinks=False) and not files.is_locked(Path(entry.path)):
-                size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))
+                stored = (file.stat(follow_symlinks=False) for file in Path(entry.path).rglob("*"))
+                size = sum(stat.st_size for stat in stored if S_ISREG(stat.st_mode))
                 other_models.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
         return sorted(other_models, reverse=True)
 

@@ -24,8 +24,9 @@ class MediaCommands:
 
     @property
     def busy(self) -> bool:
-        """Whether questions wait for an answer."""
-        return bool(self._open)
+        """Whether questions wait for an answer, or files that are to be removed are still there."""
+        files = self._media_store.files if self._media_store is not None else None
+        return bool(self._open) or (files is not None and files.busy)
 
     def expand(self, request: Expand) -> None:
         """Process the media that are not known and that came with their bytes."""

@@ -51,6 +51,8 @@ class SessionCommands:
 
     def take(self) -> list[FromEngine]:
         """The answers since the last call."""
+        if self._rows is not None:
+            self._rows.poll()
         answers, self._answers = self._answers, []
         return [*answers, *self.media.take(), *self.adapters.take()]
 

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,13 +33,19 @@ class RowFiles:
     matters. Files are written by a thread; the other methods are called on the engine's own.
     """
 
-    def __init__(self, folder: Path, floor: int = 0, budget: int = BUDGET) -> None:
-        """``floor``: bytes of the file system that stay free. ``budget``: bytes of all files, each counted once."""
-        self._folder, self._floor, self._budget = folder, floor, budget
+    def __init__(
+        self, folder: Path, floor: int = 0, budget: int = BUDGET, changed: Callable[[int], None] | None = None
+    ) -> None:
+        """``floor``: bytes of the file system that stay free. ``budget``: bytes of all files, each counted once.
+        ``changed`` is told how many these are.
+        """
+        self._folder, self._floor, self._budget, self._changed = folder, floor, budget, changed
         self._thread = ThreadPoolExecutor(1, "rows")
         self._places: OrderedDict[str, set[str]] = OrderedDict()  # of each picture the sessions, longest unused first
         self._sizes: dict[str, int] = {}
+        self._leaving: list[tuple[Future[None], Callable[[], None]]] = []  # sessions whose files are being removed
         self._find()
+        self._make_room()
 
     def __len__(self) -> int:
         """Pictures."""
@@ -83,12 +89,23 @@ class RowFiles:
         return None
 
     def forget(self, owner: Owner, told: Callable[[], None]) -> None:
-        """Remove the files of a session, then call ``told``."""
+        """Remove the files of a session; ``poll`` calls ``told`` when they are gone."""
         name = folder_of(owner)
         for picture in [picture for picture, sessions in self._places.items() if name in sessions]:
             self._drop(picture, name)
-        self._thread.submit(shutil.rmtree, self._folder / name, True).result()  # behind what is being written
-        told()
+        self._make_room()
+        removed = self._thread.submit(shutil.rmtree, self._folder / name, True)  # behind what is being written
+        self._leaving.append((removed, told))
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for files to be removed."""
+        return bool(self._leaving)
+
+    def poll(self) -> None:
+        """Tell of the sessions whose files are gone."""
+        while self._leaving and self._leaving[0][0].done():  # they are removed in their order
+            self._leaving.pop(0)[1]()
 
     def flush(self) -> None:
         """Wait until everything is written."""
@@ -110,11 +127,14 @@ class RowFiles:
                 self._sizes[entry.name] = stat.st_size
 
     def _make_room(self) -> None:
+        """Keep to the budget, and tell how much of it is used."""
         while self.nbytes > self._budget and len(self._places) > 1:
             picture, sessions = next(iter(self._places.items()))
             for name in [*sessions]:
                 self._drop(picture, name)
                 self._thread.submit(_unlink, self._folder / name / picture)
+        if self._changed is not None:
+            self._changed(self.nbytes)
 
     def _drop(self, picture: str, name: str) -> None:
         self._places[picture].discard(name)

@@ -23,6 +23,7 @@ from scheduler.media.senses import PICTURES, SOUNDS, Sense
 
 _ENCODE = "get_image_features"  # transformers' name for it
 _POSITIONS = "get_rope_index"  # and for what tells positions of several axes
+_ROWS = ("pooler_output", "last_hidden_state")  # of an encoder's output: the rows, under the first that it has
 _LEVELS = "deepstack_features"  # of an encoder's output: rows that are added behind several layers
 _OUTPUTS = "mm_encoder_outputs"  # the argument that takes what the encoder made
 _MODALITIES = "mm_token_type_ids"  # has a number for each kind of media
@@ -125,11 +126,13 @@ class Sight:
         if "kwargs" in arguments or "return_dict" in arguments:
             taken["return_dict"] = True
         out = encode(**taken)
-        rows = out.get("pooler_output")
-        rows = out["last_hidden_state"] if rows is None else rows
+        rows = next((out[name] for name in _ROWS if out.get(name) is not None), None)
         levels = [_LayerRows.of(level) for level in out.get(_LEVELS) or ()]
         parts = tuple(_flat(level.part(made)) for level, made in zip(levels, out.get(_LEVELS) or (), strict=True))
-        return EncodedRows(_flat(rows), parts, _Shape.of(out, rows, tuple(levels)))
+        if rows is None and not parts:
+            raise Blind("its encoder gives its rows under no name that is known")
+        whole = _flat(rows) if rows is not None else parts[0]  # some are only added behind layers
+        return EncodedRows(whole, parts, _Shape.of(out, rows, tuple(levels)))
 
     def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Of a picture's inputs those that its positions depend on."""
@@ -287,8 +290,8 @@ class _LayerRows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Shape:
-    """The class of an encoder's output, and whether its rows are one tensor or one per picture; ``levels``: of the rows
-    that are added later.
+    """The class of an encoder's output, and whether its rows are one tensor or one per picture, in which ``field``;
+    empty: in none. ``levels``: of the rows that are added later.
     """
 
     kind: Any
@@ -298,13 +301,14 @@ class _Shape:
 
     @classmethod
     def of(cls, out: Any, rows: Any, levels: tuple[_LayerRows, ...]) -> _Shape:
-        field = "pooler_output" if out.get("pooler_output") is not None else "last_hidden_state"
+        field = next((name for name in _ROWS if out.get(name) is not None), "")
         return cls(type(out), field, not isinstance(rows, torch.Tensor), levels)
 
     def output(self, rows: torch.Tensor, levels: Sequence[torch.Tensor]) -> Any:
         """An output with these rows ``[n, hidden]``; each of ``levels`` has as many."""
         made = self.kind()
-        made[self.field] = [rows] if self.listed else rows[None]
+        if self.field:
+            made[self.field] = [rows] if self.listed else rows[None]
         if levels:
             made[_LEVELS] = [level.output(part) for level, part in zip(self.levels, levels, strict=True)]
         return made

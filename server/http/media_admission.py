@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection, Request
 from server.log.media_rows import NO_MEDIA
 from server.media.media import MediaKind
 from server.media.media_reader import MediaReader
+from server.schemas.adaptations import adapt
 from server.schemas.media_parts import media_slots
 
 
@@ -40,6 +41,8 @@ async def admit_media(request: Request, body: dict[str, Any]) -> None:
     media, held = await reader.read(request.state.tenant, [slot.source() for slot in slots])
     for slot, one in zip(slots, media, strict=True):
         slot.within[slot.index] = one
+    if held.reduced:
+        adapt("picture_reduced", "detail", held.reduced)
     request.state.media = held
 
 

@@ -34,6 +34,7 @@ POLICY = {  # of the page: what it may load and do; everything else is forbidden
     "style-src": "'self'",
     "font-src": "'self'",
     "img-src": "'self' blob:",  # pictures of messages, which are fetched with the key
+    "media-src": "blob:",  # and sounds
     "connect-src": "'self'",
     "manifest-src": "'self'",
     "base-uri": "'none'",

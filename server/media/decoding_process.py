@@ -34,7 +34,9 @@ class DecodingProcess:
         self._turn = asyncio.Lock()
 
     async def decode(self, data: bytes, rate: int = 0) -> Decoded:
-        """What is told of a medium that is valid. Raises MediaRefused."""
+        """What is told of a medium that is valid. ``rate``: the second number of ``media_check``. Raises
+        MediaRefused.
+        """
         async with self._turn:
             try:
                 process = await self._ensure_running()

@@ -1,8 +1,9 @@
 """The program of the processes that decode pictures and sounds, so that a decoder's fault or hunger stays there.
 
 It needs Pillow, or soundfile and soxr, and imports nothing of ours: it is run as a file. It reads two numbers (8 bytes
-each, big-endian), a length and a sample rate, and so many bytes, and answers one line of JSON, again and again; where
-that has ``bytes``, so many follow it. Its memory, its CPU seconds per medium, its files and its processes are limited.
+each, big-endian), a length and a sample rate or the side of a square in pixels, and so many bytes, and answers one line
+of JSON, again and again; where that has ``bytes``, so many follow it. Its memory, its CPU seconds per medium, its files
+and its processes are limited.
 """
 
 from __future__ import annotations
@@ -67,23 +68,31 @@ def prepare_pictures(max_pixels: int, max_side: int) -> Callable[[bytes, int], A
     Image.MAX_IMAGE_PIXELS = None  # they are counted here
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     Image.init()
-    return lambda data, _: (look_at(data, max_pixels, max_side), b"")
+    return lambda data, side: look_at(data, side, max_pixels, max_side)
 
 
-def look_at(data: bytes, max_pixels: int, max_side: int) -> dict[str, object]:
-    """What the picture is, after all of it was decoded; or why it is refused."""
-    from PIL import Image
+def look_at(data: bytes, side: int, max_pixels: int, max_side: int) -> Answer:
+    """What the picture is, after all of it was decoded; or why it is refused. One that does not fit into a square of
+    ``side`` pixels is made smaller, a PNG, which is given back; 0: it is left as it is.
+    """
+    from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
         width, height = picture.size  # as its header says: nothing was decoded yet
         if not (1 <= width <= max_side and 1 <= height <= max_side) or width * height > max_pixels:
-            return {"refused": f"has more than {max_pixels} pixels, or a side of more than {max_side}"}
+            return {"refused": f"has more than {max_pixels} pixels, or a side of more than {max_side}"}, b""
         if picture.format != "MPO" and getattr(picture, "is_animated", False):
-            return {"refused": "is animated, which is not supported"}
+            return {"refused": "is animated, which is not supported"}, b""
         picture.load()
+        if side and max(width, height) > side:
+            small = ImageOps.exif_transpose(picture).convert("RGB")
+            small.thumbnail((side, side), Image.Resampling.BICUBIC)
+            target = io.BytesIO()
+            small.save(target, "PNG")
+            return {"width": small.width, "height": small.height}, target.getvalue()
         if picture.getexif().get(ORIENTATION) in TURNED:
             width, height = height, width
-        return {"width": width, "height": height}
+        return {"width": width, "height": height}, b""
 
 
 def prepare_sounds(max_seconds: int) -> Callable[[bytes, int], Answer] | None:

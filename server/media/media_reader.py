@@ -14,7 +14,7 @@ from server.errors import ApiError, bad_request
 from server.media.formats import format_of
 from server.media.inline import from_base64, from_data_url
 from server.media.libraries import has_pillow, has_sounds
-from server.media.limits import IN_HAND, MAX_SECONDS, MAX_TOTAL, MediaRefused
+from server.media.limits import IN_HAND, LOW_SIDE, MAX_REDUCED, MAX_SECONDS, MAX_TOTAL, MediaRefused
 from server.media.media import STORED, Media, MediaKind
 from server.media.picture_checker import PictureChecker
 from server.media.sound_decoder import SoundDecoder
@@ -31,19 +31,25 @@ Stored = Callable[[str, str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True)
 class MediaSource:
-    """Where a medium is: a URL, or base64. ``param``: the field of the request that says so."""
+    """Where a medium is: a URL, or base64. ``param``: the field of the request that says so. ``low``: a small version
+    of the picture will do.
+    """
 
     kind: MediaKind
     param: str
     url: str | None = None
     base64: str | None = None
+    low: bool = False
 
 
 class HeldMedia(dict[str, bytes]):
-    """The bytes of a request's media, by digest; ``sizes`` are theirs."""
+    """The bytes of a request's media, by digest; ``sizes`` are theirs. ``reduced``: how many pictures were made
+    smaller.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.reduced = 0
         self.sizes: list[int] = []
 
 
@@ -65,6 +71,7 @@ class MediaReader:
         self._checker = checker or PictureChecker()
         self._decoder = decoder or SoundDecoder(MAX_SECONDS)
         self._known: OrderedDict[tuple[str, str, str], Media] = OrderedDict()
+        self._reduced: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by tenant and digest of the whole picture
         self._in_hand = 0
         self._pillow = has_pillow()
         self._lacking = {kind for kind, there in (("image", self._pillow), ("audio", has_sounds())) if not there}
@@ -82,6 +89,9 @@ class MediaReader:
         for source in sources:
             try:
                 data = await self._bytes_of(tenant, source)
+                if source.low and self._pillow:
+                    whole, data = data, await self._reduce(tenant, data)
+                    held.reduced += data is not whole
                 media = await self._check(tenant, source.kind, data)
             except MediaRefused as error:
                 raise bad_request(f"{source.param} {error.problem}.", source.param, "invalid_media") from None
@@ -100,7 +110,8 @@ class MediaReader:
             return Media(kind, digest, format)
         if not self._pillow:
             raise MediaRefused("cannot be read: the server lacks its extra `media`")
-        return Media(kind, digest, format, *await self._checker.check(data))
+        checked = await self._checker.check(data)
+        return Media(kind, digest, format, checked.width, checked.height)
 
     async def close(self) -> None:
         """End what was started for it."""
@@ -136,6 +147,22 @@ class MediaReader:
         while len(self._known) > KNOWN:
             self._known.popitem(last=False)
         return media
+
+    async def _reduce(self, tenant: str, data: bytes) -> bytes:
+        """A picture that fits into a square of ``LOW_SIDE`` pixels: this one, or one that was made of it, which is
+        another one to all that compares pictures. Those that were made last are remembered.
+        """
+        format_of(data, "image")
+        key = tenant, await asyncio.to_thread(digest_of, data)
+        made = self._reduced.pop(key, None)
+        if made is None:
+            made = (await self._checker.check(data, LOW_SIDE)).reduced or data
+        if made is data:
+            return data
+        self._reduced[key] = made
+        while sum(map(len, self._reduced.values())) > MAX_REDUCED:
+            self._reduced.popitem(last=False)
+        return made
 
     def _hold(self, held: HeldMedia, size: int, param: str) -> None:
         if sum(held.sizes) + size > MAX_TOTAL:

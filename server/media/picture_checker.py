@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from server.media.decoding_process import DecodingProcess
 from server.media.limits import CHECK_SECONDS, MAX_PIXELS, MAX_SIDE
+
+
+class CheckedPicture(NamedTuple):
+    """Pixels of a picture, as EXIF turns it; ``reduced``: the bytes of the smaller one that was made of it, if one was."""
+
+    width: int
+    height: int
+    reduced: bytes
 
 
 class PictureChecker:
@@ -12,10 +22,12 @@ class PictureChecker:
     def __init__(self, max_pixels: int = MAX_PIXELS, max_side: int = MAX_SIDE, seconds: float = CHECK_SECONDS) -> None:
         self._process = DecodingProcess("picture", seconds, max_pixels, max_side)
 
-    async def check(self, data: bytes) -> tuple[int, int]:
-        """Width and height of a picture that is sound, as EXIF turns it. Raises MediaRefused."""
-        told = (await self._process.decode(data)).told
-        return int(str(told["width"])), int(str(told["height"]))
+    async def check(self, data: bytes, side: int = 0) -> CheckedPicture:
+        """What a picture is that is sound. One that does not fit into a square of ``side`` pixels, unless that is 0, is
+        made smaller. Raises MediaRefused.
+        """
+        told, reduced = await self._process.decode(data, side)
+        return CheckedPicture(int(str(told["width"])), int(str(told["height"])), reduced)
 
     async def close(self) -> None:
         """End the process."""

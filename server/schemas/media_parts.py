@@ -47,10 +47,11 @@ class MediaPart(Strict):
 Detail = Literal["auto", "low", "high", "original"]
 
 
-def note_detail(detail: str) -> None:
-    """A model's processor decides how closely it looks."""
-    if detail != "auto":
+def picture_source(param: str, url: str, detail: Detail) -> MediaSource:
+    """Where a picture is. The model's processor decides how closely it looks at one that is not reduced."""
+    if detail not in ("auto", "low"):
         adapt("detail_left_out", "detail")
+    return MediaSource("image", param, url=url, low=detail == "low")
 
 
 class ImageUrl(Strict):
@@ -67,8 +68,7 @@ class ImageUrlPart(MediaPart):
     image_url: ImageUrl
 
     def source(self, where: str) -> MediaSource:
-        note_detail(self.image_url.detail)
-        return MediaSource("image", f"{where}.image_url.url", url=self.image_url.url)
+        return picture_source(f"{where}.image_url.url", self.image_url.url, self.image_url.detail)
 
 
 class InputAudio(Strict):
@@ -87,6 +87,23 @@ class InputAudioPart(MediaPart):
 
     def source(self, where: str) -> MediaSource:
         return MediaSource("audio", f"{where}.input_audio.data", base64=self.input_audio.data)
+
+
+class AudioUrl(Strict):
+    """The URL of a sound."""
+
+    url: str
+
+
+class AudioUrlPart(MediaPart):
+    """A sound in a chat, by its URL, as vLLM's clients send it."""
+
+    KIND = "audio"
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+    def source(self, where: str) -> MediaSource:
+        return MediaSource("audio", f"{where}.audio_url.url", url=self.audio_url.url)
 
 
 class FileData(Strict):
@@ -117,8 +134,7 @@ class InputImagePart(MediaPart):
     detail: Detail = "auto"
 
     def source(self, where: str) -> MediaSource:
-        note_detail(self.detail)
-        return MediaSource("image", f"{where}.image_url", url=self.image_url)
+        return picture_source(f"{where}.image_url", self.image_url, self.detail)
 
 
 class InputFilePart(MediaPart):
@@ -203,6 +219,7 @@ def file_source(param: str, data: str) -> MediaSource:
 CHAT_PARTS: dict[str, type[MediaPart]] = {
     "image_url": ImageUrlPart,
     "input_audio": InputAudioPart,
+    "audio_url": AudioUrlPart,
     "file": FilePart,
     "image": ImageBlock,
 }

@@ -7,7 +7,7 @@ import { draftOf, keepDraft } from "./drafts.js";
 import { latestOf, variantsOf } from "./family.js";
 import { Estimate, Gauge, isNearlyFull, roomNow } from "./gauge.js";
 import { Markdown } from "./markdown.js";
-import { Attached, PictureButton, Pictures, keepPictures, pasted, picturesOf, takesPictures, useDrops } from "./pictures.js";
+import { Attached, PictureButton, Pictures, keepPictures, pasted, picturesOf, takesMedia, useDrops } from "./pictures.js";
 import { modelNow } from "./models.js";
 import { open, remove, said } from "./sessions.js";
 import { state, update, useStore } from "./store.js";
@@ -361,7 +361,7 @@ export function Composer() {
     <${Estimate} text=${text} />
     <${Attached} id=${current} pictures=${pictures} />
     <div class="composer-box">
-      ${takesPictures() && html`<${PictureButton} id=${current} />`}
+      ${takesMedia() && html`<${PictureButton} id=${current} />`}
       <textarea
         id="composer"
         dir="auto"

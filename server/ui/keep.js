@@ -15,7 +15,7 @@ const fenced = (text, language) => `\`\`\`${language}\n${text}\n\`\`\``;
 function asMarkdown(title, messages) {
   const parts = messages.map((message) => {
     const said = [message.content];
-    if (message.media?.length) said.unshift(t("({n} pictures are not part of this file)", { n: message.media.length }));
+    if (message.media?.length) said.unshift(t("({n} pictures or sounds are not part of this file)", { n: message.media.length }));
     for (const { function: call } of message.tool_calls ?? []) {
       said.push(`${t("Called {name}", { name: call.name })}\n\n${fenced(call.arguments, "json")}`);
     }

@@ -1,4 +1,4 @@
-// Pictures: chosen, dropped or pasted into a message, and shown where they were said.
+// Pictures and sounds: chosen, dropped or pasted into a message, and shown where they were said.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { call } from "./api.js";
@@ -9,13 +9,29 @@ import { t } from "./words.js";
 
 const LARGEST = 20 * 2 ** 20; // bytes, as the server has it
 const MOST = 100;
-const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const TYPES = {
+  image: ["image/png", "image/jpeg", "image/webp", "image/gif"],
+  audio: ["audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave", "audio/flac", "audio/x-flac", "audio/ogg", "audio/mpeg"],
+};
+const ADD = {
+  image: t("Add pictures"),
+  audio: t("Add sounds"),
+  both: t("Add pictures or sounds"),
+};
+const NOT_TAKEN = { image: t("This model takes no pictures."), audio: t("This model takes no sounds.") };
+const NOT_GOOD = {
+  image: t("Pictures are PNG, JPEG, WebP or GIF of at most 20 MB."),
+  audio: t("Sounds are WAV, FLAC, Ogg or MP3 of at most 20 MB."),
+};
 
-export const takesPictures = () => Boolean(modelNow()?.warmturn?.media?.includes("image"));
+const kindsTaken = () => Object.keys(TYPES).filter((kind) => modelNow()?.warmturn?.media?.includes(kind));
+export const takesMedia = () => kindsTaken().length > 0;
+const kindOf = ({ type }) => type.slice(0, type.indexOf("/"));
+const isMedium = (file) => kindOf(file) in TYPES;
 
 // --- what is written and not sent ----------------------------------------------------------------------------
 
-const waiting = new Map(); // conversation -> pictures beside its draft; not kept when the page is closed
+const waiting = new Map(); // conversation -> media beside its draft; not kept when the page is closed
 
 export const picturesOf = (id) => waiting.get(id ?? "new") ?? [];
 
@@ -27,20 +43,21 @@ export function keepPictures(id, pictures) {
 const read = (file) =>
   new Promise((resolve, reject) => {
     const reader = new FileReader();
-    reader.onload = () => resolve({ kind: "image", at: 0, url: reader.result, blob: file });
+    reader.onload = () => resolve({ kind: kindOf(file), at: 0, url: reader.result, blob: file });
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });
 
 // Put files beside the draft of a conversation.
 export async function addPictures(id, files) {
-  const pictures = [...files].filter(({ type }) => type.startsWith("image/"));
-  if (!pictures.length) return;
-  if (!takesPictures()) return toast(t("This model takes no pictures."));
-  const good = pictures.filter(({ type, size }) => KINDS.includes(type) && size <= LARGEST);
-  if (good.length < pictures.length) toast(t("Pictures are PNG, JPEG, WebP or GIF of at most 20 MB."));
+  const media = [...files].filter(isMedium);
+  const refused = media.find((file) => !kindsTaken().includes(kindOf(file)));
+  if (refused) return toast(NOT_TAKEN[kindOf(refused)]);
+  const good = media.filter((file) => TYPES[kindOf(file)].includes(file.type) && file.size <= LARGEST);
+  const bad = media.find((file) => !good.includes(file));
+  if (bad) toast(NOT_GOOD[kindOf(bad)]);
   const added = await Promise.all(good.map(read));
-  keepPictures(id, [...picturesOf(id), ...added].slice(0, MOST));
+  if (added.length) keepPictures(id, [...picturesOf(id), ...added].slice(0, MOST));
 }
 
 // A message as it is sent: with parts, if it has pictures. What the server has is named by its path.
@@ -51,7 +68,8 @@ export function wire({ media, ...message }) {
   for (const one of media) {
     const at = Math.min(Math.max(one.at, from), message.content.length);
     if (at > from) parts.push({ type: "text", text: message.content.slice(from, at) });
-    parts.push({ type: "image_url", image_url: { url: one.url ?? `/v1/media/${one.digest}` } });
+    const type = one.kind === "image" ? "image_url" : "audio_url";
+    parts.push({ type, [type]: { url: one.url ?? `/v1/media/${one.digest}` } });
     from = at;
   }
   if (from < message.content.length) parts.push({ type: "text", text: message.content.slice(from) });
@@ -60,8 +78,9 @@ export function wire({ media, ...message }) {
 
 // --- shown ---------------------------------------------------------------------------------------------------
 
-// A picture of a message. The request for one that the server has carries the key, which an address cannot.
-export function Picture({ one, label = t("Picture") }) {
+// The address of a medium's bytes in this page, null until they are here, and whether they are lost. The request for
+// one that the server has carries the key, which an address cannot.
+function useBytes(one) {
   const [source, setSource] = useState(null);
   const [lost, setLost] = useState(false);
   useEffect(() => {
@@ -81,34 +100,47 @@ export function Picture({ one, label = t("Picture") }) {
       if (made) URL.revokeObjectURL(made);
     };
   }, [one]);
+  return [source, lost];
+}
+
+export function Picture({ one, label = t("Picture") }) {
+  const [source, lost] = useBytes(one);
   if (lost) return html`<span class="picture lost">${t("This picture cannot be shown.")}</span>`;
   const size = one.width ? { width: one.width, height: one.height } : {};
   return html`<img class="picture" src=${source ?? undefined} alt=${label} ...${size} />`;
 }
 
-// The pictures of a message, if it has any; of other media the kind.
+function Sound({ one, label }) {
+  const [source, lost] = useBytes(one);
+  if (lost) return html`<span class="picture lost">${t("This sound cannot be played.")}</span>`;
+  return html`<audio class="sound" controls preload="metadata" src=${source ?? undefined} aria-label=${label}></audio>`;
+}
+
+const Medium = ({ one, index }) =>
+  one.kind === "image"
+    ? html`<${Picture} one=${one} label=${t("Picture {n}", { n: index + 1 })} />`
+    : html`<${Sound} one=${one} label=${t("Sound {n}", { n: index + 1 })} />`;
+
+// The pictures and sounds of a message, if it has any.
 export function Pictures({ media }) {
   if (!media?.length) return null;
   return html`<div class="pictures">
-    ${media.map((one, index) =>
-      one.kind === "image"
-        ? html`<${Picture} key=${one.digest ?? index} one=${one} label=${t("Picture {n}", { n: index + 1 })} />`
-        : html`<span class="picture lost" key=${index}>${t("A sound")}</span>`,
-    )}
+    ${media.map((one, index) => html`<${Medium} key=${one.digest ?? index} one=${one} index=${index} />`)}
   </div>`;
 }
 
 // --- the input field -----------------------------------------------------------------------------------------
 
-// The pictures beside a draft, which can be taken away.
+// What is beside a draft, and can be taken away.
 export function Attached({ id, pictures }) {
   if (!pictures.length) return null;
   const remove = (one) => keepPictures(id, picturesOf(id).filter((other) => other !== one));
-  return html`<ul class="attached" aria-label=${t("Pictures to send")}>
+  return html`<ul class="attached" aria-label=${t("Pictures and sounds to send")}>
     ${pictures.map(
       (one, index) => html`<li key=${one.url}>
-        <${Picture} one=${one} label=${t("Picture {n}", { n: index + 1 })} />
-        <${IconButton} icon="close" label=${t("Remove picture {n}", { n: index + 1 })} onClick=${() => remove(one)} />
+        <${Medium} one=${one} index=${index} />
+        <${IconButton} icon="close" onClick=${() => remove(one)}
+          label=${one.kind === "image" ? t("Remove picture {n}", { n: index + 1 }) : t("Remove sound {n}", { n: index + 1 })} />
       </li>`,
     )}
   </ul>`;
@@ -120,9 +152,11 @@ export function PictureButton({ id }) {
     addPictures(id, input.current.files);
     input.current.value = "";
   };
-  return html`<button type="button" class="attach" aria-label=${t("Add pictures")} title=${t("Add pictures")} onClick=${() => input.current.click()}>
+  const kinds = kindsTaken();
+  const label = kinds.length > 1 ? ADD.both : ADD[kinds[0]];
+  return html`<button type="button" class="attach" aria-label=${label} title=${label} onClick=${() => input.current.click()}>
     <${Icon} name="picture" />
-    <input ref=${input} class="hidden" type="file" accept=${KINDS.join()} multiple tabindex="-1" aria-hidden="true"
+    <input ref=${input} class="hidden" type="file" accept=${kinds.flatMap((kind) => TYPES[kind]).join()} multiple tabindex="-1" aria-hidden="true"
       onClick=${(event) => event.stopPropagation()} onChange=${chosen} />
   </button>`;
 }
@@ -149,7 +183,7 @@ export function useDrops(id) {
 }
 
 export function pasted(id, event) {
-  const files = [...(event.clipboardData?.files ?? [])].filter(({ type }) => type.startsWith("image/"));
+  const files = [...(event.clipboardData?.files ?? [])].filter(isMedium);
   if (!files.length) return;
   event.preventDefault();
   addPictures(id, files);

@@ -18,7 +18,7 @@ const Said = ({ message }) => {
   return html`<article class=${`message ${message.role}`} aria-label=${ROLES[message.role]}>
     ${message.reasoning_content && html`<details class="thought"><summary>${t("Reasoning")}</summary><${Markdown} text=${message.reasoning_content} /></details>`}
     <div class=${isUser ? "bubble" : ""}>
-      ${message.media?.length > 0 && html`<p class="hint">${t("A picture is not shown here.")}</p>`}
+      ${message.media?.length > 0 && html`<p class="hint">${t("A picture or sound is not shown here.")}</p>`}
       <${Markdown} text=${message.content} />
     </div>
     ${(message.tool_calls ?? []).map(({ function: call }) => html`<details class="thought">

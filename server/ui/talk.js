@@ -25,13 +25,13 @@ const REDRAW = 40; // milliseconds between two renderings of a growing reply
 
 // --- sending -------------------------------------------------------------------------------------------------
 
-// Send a turn in the open session, or in a new one. `media` are pictures before the text.
+// Send a turn in the open session, or in a new one. `media` stand before the text.
 export function send(text, media = []) {
   const isNew = state.current === null;
   const id = state.current ?? newId();
   const changed = instructions();
   const messages = [...changed, { role: "user", content: text, ...(media.length ? { media } : {}) }];
-  const title = titleFor(text || t("A picture"));
+  const title = titleFor(text || (media[0]?.kind === "audio" ? t("A sound") : t("A picture")));
   start({ id, messages, changed: changed[0]?.content, metadata: isNew ? (withSettings({ title }, state.settings) ?? { title }) : null, fork: null });
   if (isNew) begin(id);
 }

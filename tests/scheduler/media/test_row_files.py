@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ pytest.importorskip("PIL")
 from seeing_kit import Part, SeeingKit
 from vision_models import picture
 
+from cache.segments.chain import Owner
+from cache.tiers.disk import DiskTier
+from scheduler.media.row_files import RowFiles
 from scheduler.protocol import Forget
 
 CAT, DOG = picture(64, 48, 1), picture(64, 48, 2)
@@ -60,12 +64,47 @@ def test_rows_are_gone_with_the_last_session_that_shows_the_picture(tmp_path: Pa
     files.flush()
     one, other = rows_in(tmp_path)
     assert one.stat().st_ino == other.stat().st_ino
+    archive = kit.engine.scheduler.store.archive
+    assert archive is not None
+    assert archive.disk.space.beside == files.nbytes > 0
     kit.commands.forget(Forget("a", "s", 1))
+    files.flush()
     assert len(rows_in(tmp_path)) == 1
     kit.commands.forget(Forget("a", "fork", 1))
+    files.flush()
     assert rows_in(tmp_path) == []
-    assert len(files) == files.nbytes == 0
+    assert len(files) == files.nbytes == archive.disk.space.beside == 0
     kit.leave()
+
+
+def test_a_session_is_forgotten_without_waiting_for_its_files(tmp_path: Path) -> None:
+    held, told = Event(), list[str]()
+    files = RowFiles(tmp_path)
+    owner = Owner("a", "s", True)
+    files.keep(owner, "cat", [torch.zeros(4)])
+    files.flush()
+    files._thread.submit(held.wait)
+    files.forget(owner, lambda: told.append("gone"))
+    files.poll()
+    assert files.busy
+    assert told == []
+    held.set()
+    files.flush()
+    files.poll()
+    assert told == ["gone"]
+    assert not files.busy
+    files.close()
+
+
+def test_rows_and_kv_share_the_disk(tmp_path: Path) -> None:
+    """KV makes room for rows, and these keep to their part."""
+    disk = DiskTier(tmp_path / "kv", "f", 1000)
+    files = RowFiles(tmp_path / "rows", budget=400, changed=disk.set_beside)
+    for number in range(5):
+        files.keep(Owner("a", f"s{number}", True), f"picture {number}", [torch.zeros(50)])
+    assert files.nbytes == disk.space.beside == disk.stats.used == 400
+    assert disk.space.bytes_to_evict(700, 700, 0) == 100
+    files.close()
 
 
 def test_damaged_rows_are_made_again(tmp_path: Path) -> None:

@@ -68,12 +68,34 @@ async def stored(site: Site, *pictures: bytes) -> list[bool]:
 
 @seeing()
 async def test_a_stateless_chat_shows_pictures_where_they_stand(site: Site) -> None:
-    parts = [said("One: "), shown(data_url(CAT)), said("Two: "), said("and"), shown(data_url(DOG), detail="low")]
+    parts = [said("One: "), shown(data_url(CAT)), said("Two: "), said("and"), shown(data_url(DOG), detail="high")]
     answer = await site.chat(messages=[asks(*parts)])
     assert answer.status_code == 200, answer.text
     assert "user\nOne: <image>Two: \nand<image><|im_end|>" in prompt(site)
     assert answer.json()["cache"]["adapted"] == [{"rule": "detail_left_out", "param": "detail", "count": 1}]
     assert await stored(site, CAT, DOG) == [False, False]
+
+
+@seeing()
+async def test_a_picture_of_low_detail_is_a_smaller_one(site: Site) -> None:
+    large, small = png(1500, 900), png(500, 300)
+    path = "/v1/sessions/s/chat/completions"
+    for picture, reduced in ((large, 1), (small, 0)):
+        answer = await site.chat(path, messages=[asks(shown(data_url(picture), detail="low"))])
+        assert answer.status_code == 200, answer.text
+        told = [one for one in answer.json()["cache"].get("adapted", []) if one["rule"] == "picture_reduced"]
+        assert told == [{"rule": "picture_reduced", "param": "detail", "count": 1}] * reduced
+    (first, _, second, _) = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
+    (less,), (same,) = first["media"], second["media"]
+    assert (less["width"], less["height"], less["format"]) == (512, 307, "png")
+    assert less["digest"] != digest(large)
+    assert same["digest"] == digest(small)
+    assert await stored(site, large, small) == [False, True]
+    shown_low = {"type": "input_image", "image_url": data_url(large), "detail": "low"}
+    answer = await site.http.post("/v1/responses", json={"input": [{"role": "user", "content": [shown_low]}]})
+    assert answer.status_code == 200, answer.text
+    (item, *_) = (await site.http.get(f"/v1/responses/{answer.json()['id']}/input_items")).json()["data"]
+    assert item["content"][0]["image_url"].endswith(less["digest"])
 
 
 @seeing()
