@@ -9,7 +9,7 @@ from server.media.limits import CHECK_SECONDS, MAX_PIXELS, MAX_SIDE
 
 
 class CheckedPicture(NamedTuple):
-    """Pixels of a picture, as EXIF turns it; ``reduced``: the bytes of the smaller one that was made of it, if one was."""
+    """Pixels of a picture, as EXIF turns it; ``reduced``: the bytes of the smaller one that was made of it, if any."""
 
     width: int
     height: int
