@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import httpx
 import pytest
@@ -48,6 +49,48 @@ def wait_until_routed(cluster: RayCluster) -> None:
 def cached(answer: httpx.Response) -> int:
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def turn(cluster: RayCluster, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A short turn at the cluster, and its answer."""
+    small = {"temperature": 0, "max_output_tokens" if path == "responses" else "max_tokens": 16}
+    answer = httpx.post(f"{cluster.url}/v1/{path}", json={**small, **body}, headers=BEARER, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def where_found(answer: dict[str, Any]) -> list[str]:
+    """The tiers that had tokens of its prompt: those of a replica of its own, and the one that all share."""
+    return [tier for tier, tokens in answer["cache"]["reused"].items() if tokens]
+
+
+def test_what_only_a_body_names_stays_at_one_replica(cluster: RayCluster) -> None:
+    """A session, a conversation, a chain of responses from its second turn on, and a client's own id: each turn finds
+    the KV of the turn before it in the memory of the replica that it comes to."""
+    wait_until_routed(cluster)
+    more = {"messages": [*TOLD, {"role": "assistant", "content": "Yes."}, *ASKED]}
+    found = {}
+    for number in range(6):
+        turn(cluster, "chat/completions", {"session_id": f"body-{number}", "messages": [*TOLD]})
+        found[number, "session_id"] = turn(
+            cluster, "chat/completions", {"session_id": f"body-{number}", "messages": [*ASKED]}
+        )
+        chain = httpx.post(f"{cluster.url}/v1/conversations", json={}, headers=BEARER, timeout=PATIENCE).json()["id"]
+        turn(cluster, "responses", {"conversation": chain, "input": [*TOLD]})
+        found[number, "conversation"] = turn(cluster, "responses", {"conversation": {"id": chain}, "input": [*ASKED]})
+        last = turn(cluster, "responses", {"input": [*TOLD]})
+        last = turn(cluster, "responses", {"previous_response_id": last["id"], "input": [*ASKED]})
+        found[number, "previous_response_id"] = turn(
+            cluster, "responses", {"previous_response_id": last["id"], "input": [*TOLD]}
+        )
+        for field, value in (
+            ("prompt_cache_key", f"key-{number}"),
+            ("metadata", {"session_id": f"told-{number}"}),
+        ):
+            turn(cluster, "chat/completions", {field: value, "messages": [*TOLD]})
+            found[number, field] = turn(cluster, "chat/completions", {field: value, **more})
+    assert {key: where_found(answer) for key, answer in found.items()} == dict.fromkeys(found, ["device"])
 
 
 def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:

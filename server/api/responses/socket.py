@@ -86,12 +86,12 @@ class ResponseSocket:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIFETIME):
                     while True:
-                        await self._take(await self._socket.receive_text())
+                        await self._take(await self._receive())
             await self._idle.wait()
             message = "This connection is an hour old: open a new one."
             await self._refuse(ApiError(400, message, code="websocket_connection_limit_reached"), None)
             await self._socket.close()
-        except (WebSocketDisconnect, ClientLeft, KeyError):  # KeyError: a message of bytes
+        except (WebSocketDisconnect, ClientLeft):
             pass
         finally:
             tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
@@ -101,11 +101,18 @@ class ResponseSocket:
 
     # --- what comes -------------------------------------------------------------------------------------------
 
-    async def _take(self, text: str) -> None:
+    async def _receive(self) -> bytes:
+        """The next message of the client, whether it came as text or as bytes. Raises WebSocketDisconnect."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        text = message.get("text")
+        return message["bytes"] if text is None else text.encode()
+
+    async def _take(self, data: bytes) -> None:
         """Take one event of the client."""
         lane = None
         try:
-            data = text.encode()
             value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
             lane = lane_of(value)
             match value.get("type"):

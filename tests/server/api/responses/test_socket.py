@@ -322,11 +322,12 @@ async def test_steering_is_answered_in_its_own_form(at: Port) -> None:
 
 
 @on_a_port()
-async def test_bytes_end_the_connection_without_a_line_in_the_log(at: Port) -> None:
+async def test_a_message_of_bytes_is_read_as_one_of_text(at: Port) -> None:
     async with opened(at) as socket:
-        await socket.send(b"{}")
-        with pytest.raises(ConnectionClosed):
-            await socket.recv()
+        await socket.send(b'\xff"')
+        assert (await until_end(socket))[-1]["error"]["code"] == "invalid_json"
+        await socket.send(b'{"type": "response.create", "input": "Hello"}')
+        assert (await until_end(socket))[-1]["type"] == "response.completed"
 
 
 @on_a_port(api_keys={"ann": "key-a"})
