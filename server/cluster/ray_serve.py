@@ -45,6 +45,9 @@ CHECK_SECONDS = 5.0  # between two looks at a replica's health
 LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
 # Ray's proxy is killed when it has not started within three times so many seconds; 5 if nothing is said.
 PROXY_START_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60"
+# So long a replica may take to say how much it has to do before its sessions go to another one; 0.1 if nothing is said,
+# which a busy machine exceeds.
+ANSWER_SECONDS = "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1"
 # It reads ids in bodies for the router. On the nodes of a cluster this has to be in the environment of `ray start`.
 PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "server.cluster.body_routing:middlewares"
 
@@ -81,6 +84,7 @@ def cluster(config: ClusterConfig) -> int:
         check_shared(config)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault(*PROXY_START_SECONDS)
+        os.environ.setdefault(*ANSWER_SECONDS)
         os.environ.setdefault(*PROXY_CALLBACK)
         begin(ray, config)
         stack.callback(ray.shutdown)

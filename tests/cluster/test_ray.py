@@ -90,7 +90,7 @@ def test_what_only_a_body_names_stays_at_one_replica(cluster: RayCluster) -> Non
         ):
             turn(cluster, "chat/completions", {field: value, "messages": [*TOLD]})
             found[number, field] = turn(cluster, "chat/completions", {field: value, **more})
-    assert {key: where_found(answer) for key, answer in found.items()} == dict.fromkeys(found, ["device"])
+    assert [key for key, answer in found.items() if where_found(answer) != ["device"]] == []
 
 
 def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:

@@ -26,6 +26,7 @@ from server.schemas.metadata import Metadata
 from server.schemas.query import Query
 from server.schemas.requests import TurnRequest
 from server.schemas.strict import Strict, missing_field_error, wrong
+from server.schemas.thinking_fields import ThinkingFields
 from server.schemas.tools import (
     MAX_DESCRIPTION,
     AllowedChoice,
@@ -251,7 +252,7 @@ class CompactionRule(Strict):
     compact_threshold: int | None = Field(None, ge=1, le=INT32)
 
 
-class ResponseRequest(InputRequest):
+class ResponseRequest(ThinkingFields, InputRequest):
     """``POST /v1/responses``. ``max_tool_calls`` counts calls of tools that the server runs itself: there are none."""
 
     LATER: ClassVar[Later] = dict.fromkeys(("prompt", "moderation", "image"), ())

@@ -69,6 +69,16 @@ async def test_each_field_limits_the_reasoning(site: Site, field: str) -> None:
     assert 3 < thought <= 3 + len(made.message) + len(made.end)
 
 
+@pytest.mark.parametrize("field", FIELDS)
+@served(tokens=thinking)
+async def test_each_field_limits_the_reasoning_of_a_response(site: Site, field: str) -> None:
+    site.engine.reply = f"{REASONING}\n</think>\n\nYes."
+    body = (await site.http.post("/v1/responses", json={"input": "Hello", field: 3})).json()
+    assert limit(site) == 3
+    assert body["cache"]["thinking_budget_spent"] is True
+    assert body["output"][-1]["content"][0]["text"] == "Yes."
+
+
 @served(tokens=thinking)
 async def test_a_budget_that_suffices_changes_nothing(site: Site) -> None:
     site.engine.reply = f"{REASONING}\n</think>\n\nYes."
