@@ -106,8 +106,9 @@ class ResponseSocket:
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
-        text = message.get("text")
-        return message["bytes"] if text is None else text.encode()
+        text: str | None = message.get("text")
+        data: bytes = message["bytes"] if text is None else text.encode()
+        return data
 
     async def _take(self, data: bytes) -> None:
         """Take one event of the client."""
