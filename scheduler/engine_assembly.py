@@ -27,13 +27,13 @@ from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import language_model
+from scheduler.media.eyes import Eyes
 from scheduler.media.media_store import MediaStore
 from scheduler.media.row_files import BUDGET, RowFiles
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.draft_heads import load_heads, mtp_layers
 from scheduler.model.draft_model import divide_memory
-from scheduler.model.eyes import Eyes
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, fingerprint
 from scheduler.model.measurement import describe
 from scheduler.model.memory import build_archive, build_store, spare
@@ -113,7 +113,7 @@ def know_media(config: EngineConfig, loaded: LoadedModel, archive: Archive | Non
         disk = archive.disk
         most = min(BUDGET, disk.space.budget // _ROWS_SHARE)
         rows = RowFiles(Path(config.kv_folder) / name / "rows", disk.space.floor, most, disk.set_beside)
-    return MediaStore(loaded.eyes.sight, loaded.eyes.processor, files=rows, fingerprint=name)
+    return MediaStore(loaded.eyes, files=rows, fingerprint=name)
 
 
 def make_adapters(config: EngineConfig, loaded: LoadedModel, tell: Callable[[Loading], None]) -> AdapterSet:
@@ -157,7 +157,7 @@ def facts_of(
     """What the server is told of a loaded model, whose sessions have up to ``context`` tokens. ``idle``: why its MTP
     layers, if it has some, draft nothing.
     """
-    verdict, pool, device = loaded.verdict, store.pool, loaded.model.device
+    verdict, pool, device, media = loaded.verdict, store.pool, loaded.model.device, marks_of(loaded.eyes)
     lengths = sorted({*_LENGTHS, context})
     return ModelFacts(
         architecture=type(loaded.model).__name__,
@@ -187,18 +187,21 @@ def facts_of(
         kv_rounding=verdict.kv,
         weight_reading=ways.latest if device.type == "cpu" else None,
         decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,
-        media=(loaded.eyes.processor.sense.kind,) if loaded.eyes is not None else (),
-        media_marks=marks_of(loaded.eyes) if loaded.eyes is not None else None,
+        media=tuple(marks.kind for marks in media),
+        media_marks=media[0] if media else None,
+        further_marks=media[1:],
         blind=loaded.blind,
         licence=loaded.licence,
         own_context=loaded.context,
     )
 
 
-def marks_of(eyes: Eyes) -> MediaMarks:
-    """How prompts name media."""
-    processor, sight = eyes.processor, eyes.sight
-    return MediaMarks(processor.mark, sight.placeholder, str(sight.way), processor.fingerprint)
+def marks_of(eyes: Eyes | None) -> tuple[MediaMarks, ...]:
+    """How prompts name media of each kind."""
+    return tuple(
+        MediaMarks(one.processor.mark, one.sight.placeholder, str(one.sight.way), one.processor.fingerprint, one.kind)
+        for one in (eyes.every if eyes is not None else ())
+    )
 
 
 def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel) -> ModelDrafter:

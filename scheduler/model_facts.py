@@ -106,13 +106,15 @@ class CapturedGraphs(msgspec.Struct, frozen=True):
 
 class MediaMarks(msgspec.Struct, frozen=True):
     """How prompts name media. ``mark``: what the chat template writes for one; ``placeholder``: the token
-    that stands for each of its rows; ``way``: how rows enter the model, as measured; ``fingerprint`` of the processor.
+    that stands for each of its rows; ``way``: how rows enter the model, as measured; ``fingerprint`` of the processor;
+    ``kind``: image, audio or video.
     """
 
     mark: str
     placeholder: int
     way: str
     fingerprint: str
+    kind: str = "image"
 
 
 class AdapterFacts(msgspec.Struct, frozen=True):
@@ -181,6 +183,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     decode_graphs: CapturedGraphs | None = None  # on a GPU
     # Encoded under the name that the API has for it.
     media_marks: MediaMarks | None = msgspec.field(default=None, name="pictures")  # if it takes some of ``media``
+    further_marks: tuple[MediaMarks, ...] = msgspec.field(default=(), name="further_media")  # for the other kinds
     blind: str = ""  # why it takes none although it was made for them, for people
     speech: SpeechFacts | None = None  # of a model that turns speech into text, and does nothing else
     media: tuple[str, ...] = ()  # the kinds that it takes beside text: image, audio
@@ -191,3 +194,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     mtp_idle: str = ""  # why they draft nothing, for people; empty: they draft
     task: Task = "generate"
     pooling: PoolingFacts | None = None  # of a model that generates nothing
+
+    @property
+    def marks(self) -> tuple[MediaMarks, ...]:
+        """How prompts name media of each kind that it takes."""
+        return () if self.media_marks is None else (self.media_marks, *self.further_marks)

@@ -162,10 +162,13 @@ class Import(msgspec.Struct, frozen=True, tag=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """A picture: the SHA-256 of its bytes, hexadecimal, and the bytes, without which the engine may not know it."""
+    """A picture: the SHA-256 of its bytes, hexadecimal, and the bytes, without which the engine may not know it.
+    ``kind``: image, audio or video; empty: the first that the model takes.
+    """
 
     digest: str
     data: bytes = b""
+    kind: str = ""
 
 
 class Expand(msgspec.Struct, frozen=True, tag=True):

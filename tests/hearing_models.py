@@ -48,7 +48,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = dict.fromkeys(HEARING, _EXTRACTOR) | 
     "musicflamingo": _EXTRACTOR,
     "qwen3_asr": {**_EXTRACTOR, "feature_extractor_type": "Qwen3ASRFeatureExtractor"},
 }
-_EAR = {
+EAR = {
     "d_model": 32,
     "encoder_layers": 2,
     "encoder_attention_heads": 2,
@@ -63,11 +63,11 @@ def config_of(name: str, text: dict[str, Any], token: Callable[[str], int]) -> A
     mark = token(MARKS[name]["audio_token"])
     words = {"model_type": "qwen2", **text}
     if name == "qwen2_audio":
-        ear = {"model_type": "qwen2_audio_encoder", **_EAR}
+        ear = {"model_type": "qwen2_audio_encoder", **EAR}
         return transformers.Qwen2AudioConfig(audio_config=ear, text_config=words, audio_token_index=mark)
     if name == "qwen3_asr":
         return transformers.Qwen3ASRConfig(
-            audio_config={**_EAR, "output_dim": 64, "downsample_hidden_size": 16, "max_position_embeddings": 13},
+            audio_config={**EAR, "output_dim": 64, "downsample_hidden_size": 16, "max_position_embeddings": 13},
             text_config={"model_type": "qwen3", **text},
             audio_token_id=mark,
             tie_word_embeddings=False,

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from engine_kit import Eager, Outcome
-from vision_models import SHOWN, make_seeing_model, save_processor, seeing_model, tokenizer_of
+from vision_models import BOTH, HEARD, SHOWN, make_seeing_model, save_processor, seeing_model, tokenizer_of
 
-from cache.media_ids import MEDIA
+from cache.media_frames import FRAMES
+from cache.media_ids import MEDIA, is_first
 from scheduler.core.session_commands import SessionCommands
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
@@ -46,6 +47,11 @@ def loaded_of(name: str) -> LoadedModel:
 def oracle_of(name: str) -> Any:
     """The same weights, in a model that nothing has been done to."""
     return make_seeing_model(name)
+
+
+def kind_of(data: bytes) -> str:
+    """The kind of a medium that a test has made; empty: the one that the model takes."""
+    return "video" if data.startswith(FRAMES) else "audio" if data.startswith(b"RIFF") else ""
 
 
 def digest_of(data: bytes) -> str:
@@ -86,7 +92,8 @@ class SeeingKit:
 
     def expand(self, *pictures: bytes, tenant: str = "a") -> Expanded:
         """What stands for pictures in a prompt."""
-        self.commands.media.expand(Expand("r", tenant, tuple(MediaItem(digest_of(one), one) for one in pictures)))
+        items = tuple(MediaItem(digest_of(one), one, kind_of(one)) for one in pictures)
+        self.commands.media.expand(Expand("r", tenant, items))
         while not (found := self.commands.media.take()):
             time.sleep(0.001)
         return found[0]
@@ -104,9 +111,12 @@ class SeeingKit:
                 continue
             (medium,) = self.expand(part, tenant=tenant).media
             rows = iter(array("i", medium.ids))
-            shown = SHOWN[self.name].replace(self.facts.media_marks.mark, medium.text)
-            text = tokenizer_of(self.name).encode(shown, add_special_tokens=False)
-            made += [next(rows) if token == self.facts.media_marks.placeholder else token for token in text]
+            marks = {one.kind: one for one in self.facts.marks}.get(kind_of(part), self.facts.media_marks)
+            frame = HEARD if self.name == BOTH and marks.kind == "audio" else SHOWN[self.name]
+            if marks.kind == "video":
+                frame = frame.replace(self.facts.media_marks.mark, marks.mark)
+            text = tokenizer_of(self.name).encode(frame.replace(marks.mark, medium.text), add_special_tokens=False)
+            made += [next(rows) if token == marks.placeholder else token for token in text]
         return made
 
     def send(
@@ -234,10 +244,16 @@ def oracle_logits(name: str, ids: Sequence[int], pictures: Sequence[bytes]) -> t
     tokens = torch.from_numpy(np.asarray(ids, np.int64))[None]
     marked = tokens >= MEDIA
     given: dict[str, Any] = {}
-    if pictures:
-        given = {n: v for n, v in eyes.processor.process(pictures).inputs.items() if n in eyes.sight.accepts}
-        given |= eyes.sight.types(marked)
-    tokens = torch.where(marked, eyes.sight.placeholder, tokens)
+    every = {one.kind: one for one in eyes.every}
+    seen = [every.get(kind_of(one), eyes) for one in pictures]  # with which eyes each is
+    number = np.cumsum([is_first(token) for token in ids]) - 1  # of the medium that a row is of
+    for one in dict.fromkeys(seen):
+        media = [data for data, eye in zip(pictures, seen, strict=True) if eye is one]
+        given |= {n: v for n, v in one.processor.process(media).inputs.items() if n in one.sight.accepts}
+        mine = marked & torch.from_numpy(np.isin(number, [n for n, eye in enumerate(seen) if eye is one]))[None]
+        for name_of, types in one.sight.types(mine).items():
+            given[name_of] = given[name_of] + types if name_of in given else types
+        tokens = torch.where(mine, one.sight.placeholder, tokens)
     out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **given)
     logits: torch.Tensor = out.logits[0, -1]
     return logits

@@ -24,6 +24,7 @@ RULES = {
 # What both processes need, and what imports nothing of ours but each other.
 DOORS = (
     "cache.durable_files",
+    "cache.media_frames",
     "cache.media_ids",
     "cache.tier",
     "scheduler.cgroups",

@@ -55,6 +55,7 @@ SHOWN = {  # what the template writes for a picture
     "internvl": "<IMG_CONTEXT>",
 }
 SEEING = tuple(SHOWN)
+BOTH = "qwen2_5_omni"  # sees and hears
 _SQUARE = {"height": 28, "width": 28}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": (
@@ -116,6 +117,24 @@ _EYE: dict[str, Any] = {
     "patch_size": 7,
 }
 
+MARKS[BOTH] = {
+    "image_token": "<|image_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+SHOWN[BOTH] = "<|vision_bos|><|image_pad|><|vision_eos|>"
+HEARD = "<|audio_bos|><|audio_pad|><|audio_eos|>"  # what the template writes for a sound of that one
+PROCESSORS[BOTH] = ("Qwen2_5OmniProcessor", {})
+PREPROCESSORS[BOTH] = {
+    **_PATCHES,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 80,
+    "chunk_length": hearing_models.SECONDS,
+}
 MARKS |= hearing_models.MARKS
 OTHER_MARKS |= hearing_models.OTHER_MARKS
 SHOWN |= hearing_models.SHOWN
@@ -178,6 +197,8 @@ def config_of(name: str) -> Any:
             vision_start_token_id=token("<|vision_start|>"),
             vision_end_token_id=token("<|vision_end|>"),
         )
+    if name == BOTH:
+        return omni_config(text, token)
     if name == "gemma3":
         return transformers.Gemma3Config(
             text_config={
@@ -210,6 +231,26 @@ def config_of(name: str) -> Any:
     )
 
 
+def omni_config(text: dict[str, Any], token: Any) -> Any:
+    """Of the one that sees and hears."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    eye = {"depth": 2, "num_heads": 2, "patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    wide = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 28}
+    ear = {**hearing_models.EAR, "output_dim": 64, "n_window": 25}
+    return transformers.Qwen2_5OmniThinkerConfig(
+        text_config={**text, "rope_parameters": rope},
+        vision_config={**eye, **wide, "fullatt_block_indexes": [1]},
+        audio_config=ear,
+        image_token_index=token("<|image_pad|>"),
+        audio_token_index=token("<|audio_pad|>"),
+        video_token_index=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_bos|>"),
+        vision_end_token_id=token("<|vision_eos|>"),
+        audio_start_token_id=token("<|audio_bos|>"),
+        audio_end_token_id=token("<|audio_eos|>"),
+    )
+
+
 @cache
 def seeing_model(name: str) -> Any:
     """The same model for every test of a run; nobody may change it."""
@@ -221,7 +262,9 @@ def make_seeing_model(name: str) -> Any:
     torch.manual_seed(0)
     sees = name not in hearing_models.MARKS
     kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForSeq2SeqLM
-    model = kind.from_config(config_of(name), dtype=torch.float32).eval()
+    kind = transformers.Qwen2_5OmniThinkerForConditionalGeneration if name == BOTH else kind
+    make = kind._from_config if name == BOTH else kind.from_config
+    model = make(config_of(name), dtype=torch.float32).eval()
     with torch.no_grad():
         for label, weight in model.named_parameters():
             if "embed_tokens" in label:
@@ -231,6 +274,8 @@ def make_seeing_model(name: str) -> Any:
                 weight.normal_(0, gain / math.sqrt(weight[0].numel()))
             elif "bias" in label:
                 weight.normal_(0, 0.5)
+        if name == BOTH:  # its own forward fails where a reply has a mark
+            model.lm_head.weight[tokenizer_of(name).convert_tokens_to_ids([*MARKS[name].values()])] = 0
     return model
 
 

@@ -34,7 +34,7 @@ class MediaCommands:
         store = self._media_store
         for item in request.media if store is not None else ():
             if store is not None and item.data and store.find(request.tenant, item.digest) is None:
-                started[item.digest] = self._thread.submit(store.make, item.digest, item.data)
+                started[item.digest] = self._thread.submit(store.make, item.digest, item.data, item.kind)
         self._open.append((request, started))
 
     def take(self) -> list[Expanded]:

@@ -32,8 +32,10 @@ class MediaEncoder:
         waiting = [(turn, medium) for turn in fed if (medium := self._missing(turn)) is not None]
         if not waiting:
             return
-        alike = [pair for pair in waiting if pair[1].shapes == waiting[0][1].shapes]
-        chosen = waiting[:1] if decodes or not self._store.sight.together else alike[:TOGETHER]
+        first = waiting[0][1]
+        sight = first.sight
+        alike = [pair for pair in waiting if pair[1].sight is sight and pair[1].shapes == first.shapes]
+        chosen = waiting[:1] if decodes or not sight.together else alike[:TOGETHER]
         try:
             self._store.encode(list(dict.fromkeys(medium for _, medium in chosen)))
         except Exception as error:  # out of memory, or a bug in a model
@@ -41,7 +43,7 @@ class MediaEncoder:
             if isinstance(error, torch.AcceleratorError):
                 raise
             if len(chosen) > 1:
-                self._store.sight.together = False  # the next step encodes one
+                sight.together = False  # the next step encodes one
             else:
                 self._fail(chosen[0][0], "the model failed on a picture or sound of this request")
             return

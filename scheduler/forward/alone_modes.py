@@ -9,6 +9,7 @@ import torch
 from cache.attention.packed_attention import Unsupported
 from cache.pages.packed import PackedStep
 from scheduler.forward.mode import Mode
+from scheduler.media.joint_sight import JointSight
 from scheduler.media.sight import FedPart, Sight
 
 
@@ -19,7 +20,7 @@ class AloneMode(Mode):
 
     name = "alone"
     stateful = True
-    sight: Sight | None = None  # how pictures enter, where it was measured
+    sight: Sight | JointSight | None = None  # how pictures enter, where it was measured
 
     def install(self) -> None:
         """Nothing: the model runs as it is. Raises Unsupported if it returns no cache."""

@@ -28,6 +28,7 @@ from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMo
 from scheduler.forward.mixers import CurrentStep, MixerSplit, Together
 from scheduler.forward.mode import Mode
 from scheduler.forward.trace import Trace
+from scheduler.media.joint_sight import JointSight
 from scheduler.media.sight import FedPart, Sight
 
 
@@ -40,7 +41,7 @@ class PagedMode(Mode):
         self._decoder = language_model(model)
         self._text = model.config.get_text_config(decoder=True)
         self._flight = CurrentStep()
-        self.sight: Sight | None = None  # how pictures enter, where it was measured
+        self.sight: Sight | JointSight | None = None  # how pictures enter, where it was measured
         self._splits: list[MixerSplit] = []
         self._cache = packed_class(type(trace.cache))
 

@@ -14,9 +14,10 @@ import numpy as np
 from cache.media_ids import LEAST, MEDIA, media_ids
 from cache.pages.media import PlacedMedium, TimelineMedia
 from cache.segments.chain import Owner
-from scheduler.media.processor import Processor
+from scheduler.media.eyes import Eyes
+from scheduler.media.joint_sight import JointSight
 from scheduler.media.row_files import RowFiles, medium_name
-from scheduler.media.senses import PICTURES
+from scheduler.media.senses import SOUNDS
 from scheduler.media.sight import EncodedRows, Sight
 
 BUDGET = 1 << 30  # bytes of media and rows that are kept
@@ -30,17 +31,23 @@ class UnknownMedium(Exception):
 class Medium:
     """A picture or sound: ``data`` are its bytes, ``text`` stands for it in a prompt, ``ids`` are the media ids of its
     rows; ``kept`` are the inputs that positions depend on. ``rows``: what the encoder made of it, while somebody keeps
-    it. ``shapes``: of what the encoder is fed. ``file``: the name of the rows in ``files``.
+    it. ``shapes``: of what the encoder is fed. ``file``: the name of the rows in ``files``. ``eyes``: for its kind.
     """
 
     data: bytes
     text: str
     ids: array[int]
     kept: dict[str, Any]
+    eyes: Eyes
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     rows: EncodedRows | None = None
     file: str = ""
     files: RowFiles | None = None
+
+    @property
+    def sight(self) -> Sight:
+        """How it enters."""
+        return self.eyes.sight
 
     @property
     def stored(self) -> bool:
@@ -60,21 +67,21 @@ class MediaStore:
 
     def __init__(
         self,
-        sight: Sight,
-        processor: Processor,
+        eyes: Eyes,
         budget: int = BUDGET,
         files: RowFiles | None = None,
         fingerprint: str = "",
     ) -> None:
         """``files``: None without a disk tier. ``fingerprint``: of the model."""
-        self.sight = sight
+        self._eyes = {one.kind: one for one in eyes.every}
+        self._joint = JointSight([one.sight for one in eyes.every]) if eyes.others else eyes.sight
+        self.sight = eyes.sight
         self.files = files
         self._model = fingerprint
         self.encoded = 0  # media
         self.passes = 0  # of the encoder
         self.seconds = 0.0  # that they took
-        self._processor = processor
-        self._fingerprint = processor.fingerprint
+        self._fingerprints = {one.kind: one.processor.fingerprint for one in eyes.every}
         self._budget = budget
         self._known: OrderedDict[tuple[str, str], Medium] = OrderedDict()
         self._bytes = 0
@@ -89,23 +96,27 @@ class MediaStore:
             self._known.move_to_end((tenant, digest))
         return found
 
-    def make(self, digest: str, data: bytes) -> Medium:
-        """Process a medium; takes a while, and may be called on any thread. Raises ValueError if it cannot be used."""
-        processed = self._processor.process([data])
-        rows = processed.ids.count(self.sight.placeholder)
+    def make(self, digest: str, data: bytes, kind: str = "") -> Medium:
+        """Process a medium of a kind; takes a while, and may be called on any thread. Raises ValueError if it cannot be
+        used.
+        """
+        eyes = self._eyes.get(kind or self.sight.sense.kind)
+        if eyes is None:
+            raise ValueError("this model does not take media of this kind")
+        processed, sight = eyes.processor.process([data]), eyes.sight
+        rows = processed.ids.count(sight.placeholder)
         if rows < LEAST:
-            too = "small" if self.sight.sense is PICTURES else "short"
-            raise ValueError(f"the {self.sight.sense.noun} is too {too} for this model")
-        ids = media_ids(f"{digest} {self._fingerprint}", rows)
-        return Medium(
-            data, processed.text, ids, self.sight.position_inputs(processed.inputs), _shapes(processed.inputs)
-        )
+            too = "short" if sight.sense is SOUNDS else "small"
+            raise ValueError(f"the {sight.sense.noun} is too {too} for this model")
+        ids = media_ids(f"{digest} {self._fingerprints[eyes.kind]}", rows)
+        kept = sight.position_inputs(processed.inputs)
+        return Medium(data, processed.text, ids, kept, eyes, _shapes(processed.inputs))
 
     def add(self, tenant: str, digest: str, medium: Medium) -> Medium:
         """Know a medium from now on; returns the one that was known already, if there is one."""
         known = self._known.setdefault((tenant, digest), medium)
         if known is medium:
-            medium.file = medium_name(tenant, digest, self._fingerprint, self._model)
+            medium.file = medium_name(tenant, digest, self._fingerprints[medium.eyes.kind], self._model)
             medium.files = self.files
             self._bytes += medium.nbytes
             self._trim()
@@ -128,7 +139,7 @@ class MediaStore:
                 raise UnknownMedium
             placed.append(PlacedMedium(medium, mine))
             at += len(mine)
-        return self.sight.place(ids, placed, [one.medium.kept for one in placed if isinstance(one.medium, Medium)])
+        return self._joint.place(ids, placed, [one.medium.kept for one in placed if isinstance(one.medium, Medium)])
 
     def keep(self, owner: Owner, media: TimelineMedia) -> None:
         """Have a session keep the rows of its media on disk, those that there are."""
@@ -139,7 +150,7 @@ class MediaStore:
 
     def encode(self, media: Sequence[Medium]) -> None:
         """Find the rows of media on disk, or make those that are not there: one encoder pass. Raises what the model
-        does, and ValueError if the rows are not as many as were counted. Several ``media`` have one shape.
+        does, and ValueError if the rows are not as many as were counted. Several ``media`` have one kind and shape.
         """
         for medium in media:
             self._set_rows(medium, self._read(medium))
@@ -147,7 +158,8 @@ class MediaStore:
         if not lacking:
             return
         started = time.perf_counter()
-        made = self.sight.encode(self._processor.process([medium.data for medium in lacking]))
+        eyes = lacking[0].eyes
+        made = eyes.sight.encode(eyes.processor.process([medium.data for medium in lacking]))
         self.encoded += len(lacking)
         self.passes += 1
         self.seconds += time.perf_counter() - started
@@ -167,10 +179,10 @@ class MediaStore:
     def _read(self, medium: Medium) -> EncodedRows | None:
         """Its rows from disk, if they are there."""
         parts = self.files.load(medium.file) if self.files is not None else None
-        like = self.sight.like
+        like = medium.sight.like
         if parts is None or like is None or len(parts[0]) != len(medium.ids):
             return None
-        first, *levels = (part.to(self.sight.model.device) for part in parts)
+        first, *levels = (part.to(medium.sight.model.device) for part in parts)
         return EncodedRows(first, tuple(levels), like.like)
 
     def _trim(self) -> None:

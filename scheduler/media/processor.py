@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoProcessor
+from transformers import AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from cache.errors import first_line
 from scheduler.extras import install_command
-from scheduler.media.senses import PICTURES, Sense, decode_picture, decode_sound
+from scheduler.media.senses import PICTURES, VIDEOS, Sense, decode_picture, decode_sound
+from scheduler.media.video_frames import decode_video
 
 _TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"})
 
@@ -69,6 +70,11 @@ class Processor:
         """
         if self.sense is PICTURES:
             return self._process([decode_picture(one) for one in data], {})
+        if self.sense is VIDEOS:
+            videos = [decode_video(one) for one in data]
+            chosen = {"do_sample_frames": False} if any(one.chosen for one in videos) else {}
+            told = [{**one.told, "frames_indices": [*range(len(one.frames))]} for one in videos]
+            return self._process([one.frames for one in videos], {"video_metadata": told, **chosen})
         sounds = [decode_sound(one, self.rate) for one in data]
         made = self._process(sounds, {"sampling_rate": self.rate})
         window = int(getattr(self._processor.feature_extractor, "chunk_length", 0) * self.rate)
@@ -99,15 +105,23 @@ def read_processor(model: str, settings: Any, sense: Sense = PICTURES) -> Proces
     if not sense.is_there:
         raise NoProcessor(f"{sense.noun}s need a library: {install_command('media')}")
     readers: list[Callable[[], Any]] = [lambda: AutoProcessor.from_pretrained(model)]
-    if type(settings) in PROCESSOR_MAPPING:
-        readers.append(lambda: _without_videos(PROCESSOR_MAPPING[type(settings)]).from_pretrained(model))
+    if sense is not VIDEOS:
+        readers.append(lambda: _without_videos(_class_of(model, settings)).from_pretrained(model))
     reason = "none can be loaded"
     for read in readers:
         try:
             return Processor(read(), sense)
         except Exception as error:  # whatever a reader of foreign files raises
-            reason = first_line(error, 160)
+            reason = reason if read is not readers[0] else first_line(error, 160)
     raise NoProcessor(f"its processor cannot be loaded: {reason}")
+
+
+def _class_of(model: str, settings: Any) -> Any:
+    """The class of the processor of a model, as its configuration or its own files name it."""
+    if type(settings) in PROCESSOR_MAPPING:
+        return PROCESSOR_MAPPING[type(settings)]
+    named, _ = ProcessorMixin.get_processor_dict(model)
+    return getattr(transformers, named["processor_class"])
 
 
 def _without_videos(kind: Any) -> Any:

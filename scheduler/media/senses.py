@@ -18,7 +18,8 @@ class Sense:
     """``kind``: as media are called; ``noun``: for people. ``argument``: of a processor, that takes some; ``mark``: its
     attribute with what a prompt has for one; ``part``: its attribute with what prepares them. ``inputs``: arguments of
     a model's forward, of which it has one. ``modality``: their number among kinds of tokens. ``libraries`` that decode
-    them.
+    them. ``encode``: the method that runs a model's encoder, and ``output`` the name under which its forward takes what
+    that has made; empty: there is none.
     """
 
     kind: str
@@ -29,6 +30,8 @@ class Sense:
     inputs: tuple[str, ...]
     modality: int
     libraries: tuple[str, ...]
+    encode: str = ""
+    output: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -36,7 +39,30 @@ class Sense:
         return all(find_spec(name) is not None for name in self.libraries)
 
 
-PICTURES = Sense("image", "picture", "images", "image_token", "image_processor", ("pixel_values",), 1, ("PIL",))
+PICTURES = Sense(
+    "image",
+    "picture",
+    "images",
+    "image_token",
+    "image_processor",
+    ("pixel_values",),
+    1,
+    ("PIL",),
+    "get_image_features",
+    "image",
+)
+VIDEOS = Sense(
+    "video",
+    "video",
+    "videos",
+    "video_token",
+    "video_processor",
+    ("pixel_values_videos",),
+    2,
+    ("PIL",),
+    "get_video_features",
+    "video",
+)
 SOUNDS = Sense(
     "audio",
     "sound",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,11 +21,11 @@ from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
 from scheduler.media.processor import Processed, to_device
 from scheduler.media.senses import PICTURES, SOUNDS, Sense
 
-_ENCODE = "get_image_features"  # transformers' name for it
-_POSITIONS = "get_rope_index"  # and for what tells positions of several axes
+_POSITIONS = "get_rope_index"  # transformers' name for what tells positions of several axes
+_LENGTHS = "audio_seqlens"  # its argument with the frames of each sound
 _ROWS = ("pooler_output", "last_hidden_state")  # of an encoder's output: the rows, under the first that it has
 _LEVELS = "deepstack_features"  # of an encoder's output: rows that are added behind several layers
-_OUTPUTS = "mm_encoder_outputs"  # the argument that takes what the encoder made
+OUTPUTS = "mm_encoder_outputs"  # the argument that takes what the encoder made
 _MODALITIES = "mm_token_type_ids"  # has a number for each kind of media
 TYPES = ("token_type_ids", _MODALITIES, "moe_mm_token_type_ids")  # arguments that say which tokens are pictures
 
@@ -84,11 +84,9 @@ class Way:
 class Sight:
     """A model's encoder and the way in which its rows are merged. ``placeholder``: the token that stands for a row."""
 
-    sense: Sense = PICTURES
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, sense: Sense = PICTURES) -> None:
         """Raises Blind."""
-        self.model = model
+        self.model, self.sense = model, sense
         self.accepts = inspect.signature(model.forward).parameters
         if not any(name in self.accepts for name in self.sense.inputs):
             raise Blind(f"its forward takes no {' or '.join(self.sense.inputs)}")
@@ -96,7 +94,7 @@ class Sight:
         self.placeholder = -1
         self.together = False  # several pictures of one shape in one pass of the encoder change nothing
         self.like: EncodedRows | None = None  # the last ones: all have one shape but for their number
-        self._takes_outputs = _OUTPUTS in self.accepts and self.sense is PICTURES  # it leaves sounds out, silently
+        self._takes_outputs = OUTPUTS in self.accepts and bool(self.sense.output)  # it leaves sounds out, silently
         self.way = Way(self._takes_outputs, False, BothWays.NEVER)
 
     def ways(self) -> Iterator[Way]:
@@ -116,10 +114,10 @@ class Sight:
     @torch.inference_mode()
     def _encode(self, processed: Processed) -> EncodedRows:
         """Run the encoder on one picture. Raises what the model does, and Blind."""
-        owner = _owner(self.model, _ENCODE)
+        owner = _owner(self.model, self.sense.encode)
         if owner is None:
             raise Blind("its encoder cannot be run by itself")
-        encode = getattr(owner, _ENCODE)
+        encode = getattr(owner, self.sense.encode)
         arguments = inspect.signature(encode).parameters
         taken = {name: value for name, value in processed.inputs.items() if name in arguments}
         taken = to_device(taken, self.model.device, self.model.dtype)
@@ -153,12 +151,7 @@ class Sight:
         tokens = torch.from_numpy(np.asarray(ids, np.int64))[None]
         marked = tokens >= MEDIA
         tokens = torch.where(marked, self.placeholder, tokens)
-        function = getattr(self._positions_owner, _POSITIONS)
-        wanted = inspect.signature(function).parameters
-        given = self.types(marked, wanted)
-        joined = {name: torch.cat([torch.as_tensor(one[name]) for one in kept]) for name in (kept[0] if kept else ())}
-        found, _ = function(input_ids=tokens, attention_mask=torch.ones_like(tokens), **given, **joined)
-        return np.asarray(found[:, 0].cpu(), np.int64)
+        return positions_of(self.model, tokens, lambda accepts: self.types(marked, accepts), kept)
 
     def types(self, marked: torch.Tensor, accepts: Any = None) -> dict[str, torch.Tensor]:
         """The arguments that say which tokens are rows of media, of those that a function ``accepts``: the forward,
@@ -177,37 +170,40 @@ class Sight:
         marked = tokens >= MEDIA
         found: dict[str, Any] = {"input_ids": tokens}
         if any(part.media is not None and part.media.axes for part in parts):
-            found["position_ids"] = self._positions(parts, tokens.device)
+            found["position_ids"] = self.step_positions(parts, tokens.device)
         if self.way.typed:
             found |= self.types(marked)
         rows = [rows for part in parts if part.media is not None for rows in part.media.rows(part.start, part.stop)]
         if not rows:
             return found
-        return found | (self._whole(tokens, marked, rows) if self.way.whole else self._embed(tokens, marked, rows))
+        return found | (self.give_whole(tokens, marked, rows) if self.way.whole else self._embed(tokens, marked, rows))
 
     def _embed(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
         embedded = self.model.get_input_embeddings()(torch.where(marked, 0, tokens)).clone()
-        embedded[marked] = _join([_rows_of(one) for one in rows]).to(embedded)
+        embedded[marked] = join_rows([rows_of(one) for one in rows]).to(embedded)
         return {"input_ids": None, "inputs_embeds": embedded}
 
-    def _whole(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
+    def give_whole(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
+        """The arguments of a forward with what the encoder made, which the model merges at the tokens that are
+        ``marked``, bool ``[1, T]``.
+        """
         ids = torch.where(marked, self.placeholder, tokens)
-        parts = [_rows_of(one) for one in rows]
+        parts = [rows_of(one) for one in rows]
         levels = [
-            _join([one.medium.rows.levels[n][one.first : one.stop] for one in rows])
+            join_rows([one.medium.rows.levels[n][one.first : one.stop] for one in rows])
             for n in range(len(rows[0].medium.rows.levels))
         ]
-        made, taken = _join(parts), marked[ids == self.placeholder]
+        made, taken = join_rows(parts), marked[ids == self.placeholder]
         if not bool(taken.all()):  # a placeholder that the model itself has said: it is what its embedding says
             own = self.model.get_input_embeddings()(tokens[(ids == self.placeholder) & ~marked]).to(made)
             made = _spread(made, taken, own)
             levels = [_spread(level, taken, torch.zeros_like(level[:1])) for level in levels]
         shape = rows[0].medium.rows.like
-        return {"input_ids": ids, _OUTPUTS: {"image": shape.output(made, levels)}}
+        return {"input_ids": ids, OUTPUTS: {self.sense.output: shape.output(made, levels)}}
 
     @staticmethod
-    def _positions(parts: Sequence[FedPart], device: torch.device) -> torch.Tensor:
-        """``[axes, 1, T]``."""
+    def step_positions(parts: Sequence[FedPart], device: torch.device) -> torch.Tensor:
+        """The positions of several axes of tokens of sessions side by side, ``[axes, 1, T]``."""
         axes = max(part.media.axes for part in parts if part.media is not None)
         found = []
         for part in parts:
@@ -223,12 +219,19 @@ class Hearing(Sight):
     gives its decoder embeddings, at the tokens that stand for the sound.
     """
 
-    sense = SOUNDS
-
     def __init__(self, model: Any, decoder: Any) -> None:
         """``decoder``: the module that takes ``inputs_embeds``. Raises Blind."""
-        super().__init__(model)
+        super().__init__(model, SOUNDS)
         self._decoder = decoder
+
+    def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Of a sound's inputs those that positions depend on: how many frames it has, in what masks them."""
+        found = super().position_inputs(inputs)
+        mask = next((value for name, value in inputs.items() if name.endswith("attention_mask")), None)
+        owner = self._positions_owner
+        if owner is None or mask is None or _LENGTHS not in inspect.signature(getattr(owner, _POSITIONS)).parameters:
+            return found
+        return {**found, _LENGTHS: mask.sum(-1)}
 
     @torch.inference_mode()
     def _encode(self, processed: Processed) -> EncodedRows:
@@ -326,12 +329,34 @@ def _flat(value: Any) -> torch.Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def _rows_of(rows: FedRows) -> torch.Tensor:
+def positions_of(
+    model: Any,
+    tokens: torch.Tensor,
+    types: Callable[[Any], dict[str, torch.Tensor]],
+    kept: Sequence[dict[str, Any]],
+) -> np.ndarray[Any, Any] | None:
+    """The positions ``[axes, T]`` that a model gives to ``tokens [1, T]`` with placeholders; None: they are indices.
+    ``types``: of the arguments that it is called with, those that say which tokens are media; ``kept`` of the media.
+    """
+    owner = _owner(model, _POSITIONS)
+    if owner is None:
+        return None
+    function = getattr(owner, _POSITIONS)
+    names = dict.fromkeys(name for one in kept for name in one)
+    joined = {name: torch.cat([torch.as_tensor(one[name]) for one in kept if name in one]) for name in names}
+    given = types(inspect.signature(function).parameters)
+    found, _ = function(input_ids=tokens, attention_mask=torch.ones_like(tokens), **given, **joined)
+    return np.asarray(found[:, 0].cpu(), np.int64)
+
+
+def rows_of(rows: FedRows) -> torch.Tensor:
+    """Rows of a medium, ``[n, width]``."""
     part: torch.Tensor = rows.medium.rows.rows[rows.first : rows.stop]
     return part
 
 
-def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows one below the other, ``[n, width]``."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 

@@ -31,9 +31,10 @@ from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
+from scheduler.media.eyes import Eyes
 from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
-from scheduler.model.eyes import Eyes, find_eyes, senses_of
+from scheduler.model.eyes import find_eyes, senses_of
 from scheduler.model.generation_defaults import FILE, generation_of, read_generation
 from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from cache.errors import first_line
+from cache.media_frames import join_frames
 from cache.media_ids import MEDIA, media_ids
 from cache.memory.tier import MemoryTier
 from cache.pages.media import PlacedMedium
@@ -27,8 +28,10 @@ from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode
 from scheduler.forward.modes import PagedMode, language_model
 from scheduler.forward.rope import LongRope
+from scheduler.media.eyes import Eyes
+from scheduler.media.joint_sight import JointSight
 from scheduler.media.processor import Processed, Processor, to_device
-from scheduler.media.senses import PICTURES
+from scheduler.media.senses import PICTURES, SOUNDS
 from scheduler.media.sight import Blind, EncodedRows, Hearing, Sight
 from scheduler.model.measurement import make_session, random_tokens, reference_logits, relative_error
 from scheduler.model.runner import ModelRunner
@@ -48,31 +51,55 @@ def look(mode: Mode, processor: Processor, page_size: int, rope: LongRope | None
     """
     if not isinstance(mode, _Sighted):
         raise Blind(f"{processor.sense.noun}s need a mode that keeps KV of tokens, and it runs {mode.name}")
+    before = mode.sight
     with _unchanged(mode.model):
         try:
             trial = _SightTrial(mode, processor, page_size, rope)
             mode.sight = trial.sight
             return trial.choose(tolerance)
         except Blind:
-            mode.sight = None
+            mode.sight = before
             raise
         except Exception as error:  # whatever a model or a processor raises
-            mode.sight = None
+            mode.sight = before
             raise Blind(
                 f"its own forward fails with a made-up {processor.sense.noun}: {first_line(error, 160)}"
             ) from error
 
 
+def look_together(mode: Mode, eyes: Sequence[Eyes], page_size: int, rope: LongRope | None, tolerance: float) -> None:
+    """Let media of all these kinds enter an installed ``mode`` in one prompt. Raises Blind with the reason if that is
+    not exact; the mode is then as it was with the kinds before the last one.
+    """
+    assert isinstance(mode, _Sighted)
+    before = _joined(eyes[:-1])
+    with _unchanged(mode.model):
+        try:
+            mode.sight = _JointTrial(mode, eyes, page_size, rope).choose_joint(tolerance)
+        except Blind:
+            mode.sight = before
+            raise
+        except Exception as error:  # whatever a model raises
+            mode.sight = before
+            nouns = " and ".join(f"{one.processor.sense.noun}s" for one in eyes)
+            raise Blind(f"its own forward fails with {nouns} in one prompt: {first_line(error, 160)}") from error
+
+
+def _joined(eyes: Sequence[Eyes]) -> Sight | JointSight:
+    return eyes[0].sight if len(eyes) == 1 else JointSight([one.sight for one in eyes])
+
+
 class _MadeUp:
-    """A made-up picture, processed and encoded alone."""
+    """A made-up medium, processed and encoded alone."""
 
     stored = True
 
-    def __init__(self, data: bytes, processed: Processed, rows: EncodedRows) -> None:
-        self.data, self.inputs, self.rows, self.ids = data, processed.inputs, rows, processed.ids
+    def __init__(self, data: bytes, processed: Processed, rows: EncodedRows, sight: Sight) -> None:
+        self.data, self.inputs, self.rows, self.ids, self.sight = data, processed.inputs, rows, processed.ids, sight
 
-    def mark(self, placeholder: int, identity: str) -> list[int]:
+    def mark(self, identity: str) -> list[int]:
         """Its ids with media ids in place of placeholders."""
+        placeholder = self.sight.placeholder
         numbers = iter(media_ids(identity, self.ids.count(placeholder)))
         return [next(numbers) if token == placeholder else token for token in self.ids]
 
@@ -100,18 +127,17 @@ class _SightTrial:
         self, mode: PagedMode | AloneMode, processor: Processor, page_size: int, rope: LongRope | None
     ) -> None:
         self.mode, self._rope, self._page_size, self._processor = mode, rope, page_size, processor
-        sees = processor.sense is PICTURES
-        self.sight = Sight(mode.model) if sees else Hearing(mode.model, language_model(mode.model))
-        data = (
-            [_picture(*size) for size in _SIZES]
-            if sees
-            else [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
-        )
-        self._made = [self._make(one) for one in data]
+        hears = processor.sense is SOUNDS
+        self.sight = Hearing(mode.model, language_model(mode.model)) if hears else Sight(mode.model, processor.sense)
+        self._made = [self._make(one) for one in _made_up(processor)]
         self.sight.placeholder = self._placeholder(processor.added)
+        self._prepare(mode)
+        self._chats = [self._chat(self._made[:2])]
+
+    def _prepare(self, mode: _Sighted) -> None:
+        """Texts, and a session of text only."""
         self._texts = [part.tolist() for part in random_tokens(mode.model, _TEXTS)]
         self._beside = random_tokens(mode.model, (_BESIDE,))[0]
-        self._chats = [self._chat(self._made[:2])]
         self._alone = self._plainly(lambda: reference_logits(mode.model, make_session(self._beside, None)))
 
     def choose(self, tolerance: float) -> Sight:
@@ -166,7 +192,7 @@ class _SightTrial:
         rows, again = (self.sight.encode(processed) for _ in range(2))
         if not torch.allclose(rows.rows, again.rows, atol=1e-3, rtol=1e-3):
             raise Blind(f"its encoder makes other rows of the same {self._processor.sense.noun} each time")
-        return _MadeUp(data, processed, rows)
+        return _MadeUp(data, processed, rows, self.sight)
 
     def _placeholder(self, added: frozenset[int]) -> int:
         """The token of which each picture has as many as its encoder makes rows, one that no text spells."""
@@ -181,15 +207,18 @@ class _SightTrial:
 
     def _chat(self, media: Sequence[_MadeUp]) -> _Chat:
         """A timeline with media and texts around them, fed in chunks that end within the media."""
-        first, *others = (one.mark(self.sight.placeholder, str(n)) for n, one in enumerate(media))
+        first, *others = (one.mark(str(n)) for n, one in enumerate(media))
         texts, rest = self._texts, [token for one in others for token in one]
         parts = [texts[0] + first + texts[1], texts[2], texts[3] + rest + texts[4]]
         ids = array("i", [token for part in parts for token in part])
         middles = [int(places[len(places) // 2]) for places in _places(ids, media)]
         stops = sorted({*middles, len(parts[0]), len(parts[0]) + len(parts[1]), len(ids) - 3})
         stops += range(stops[-1] + 1, len(ids) + 1)
-        joined = self._processor.process([one.data for one in media]).inputs
-        return _Chat(tuple(media), ids, stops, self._plainly(lambda: self._reference(ids, joined)))
+        return _Chat(tuple(media), ids, stops, self._plainly(lambda: self._reference(ids, media)))
+
+    def _inputs(self, media: Sequence[_MadeUp]) -> dict[str, Any]:
+        """The arguments of the model's forward with these media."""
+        return self._processor.process([one.data for one in media]).inputs
 
     def _plainly(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The result of a forward of the model as it was before its mode was installed."""
@@ -200,14 +229,19 @@ class _SightTrial:
             self.mode.install()
 
     @torch.inference_mode()
-    def _reference(self, timeline: array[int], joined: dict[str, Any]) -> torch.Tensor:
-        model, accepts = self.mode.model, self.sight.accepts
-        marked = torch.from_numpy(np.asarray(timeline, np.int64))[None].to(model.device)
-        given = {name: value for name, value in joined.items() if name in accepts}
+    def _reference(self, timeline: array[int], media: Sequence[_MadeUp]) -> torch.Tensor:
+        model, accepts = self.mode.model, inspect.signature(self.mode.model.forward).parameters
+        given = {name: value for name, value in self._inputs(media).items() if name in accepts}
         given = to_device(given, model.device, model.dtype)
-        given |= self.sight.types(marked >= MEDIA)
-        ids = torch.where(marked >= MEDIA, self.sight.placeholder, marked)
-        if "attention_mask" in inspect.signature(model.forward).parameters:
+        ids = torch.from_numpy(np.asarray(timeline, np.int64))[None].to(model.device)
+        for sight in dict.fromkeys(one.sight for one in media):
+            marked = torch.zeros_like(ids, dtype=torch.bool)
+            for one, places in zip(media, _places(timeline, media), strict=True):
+                marked[0, places] |= one.sight is sight
+            for name, types in sight.types(marked).items():
+                given[name] = given[name] + types if name in given else types
+            ids = torch.where(marked, sight.placeholder, ids)
+        if "attention_mask" in accepts:
             given["attention_mask"] = torch.ones_like(ids)
         logits: torch.Tensor = model(input_ids=ids, use_cache=False, return_dict=True, **given).logits[0]
         return logits
@@ -223,8 +257,9 @@ class _SightTrial:
         runner = ModelRunner(self.mode, tier, self._rope)
         seeing, reading = self._begin(chat.ids, store), self._begin(self._beside, store)
         placed = [PlacedMedium(*pair) for pair in zip(chat.media, chat.places, strict=True)]
-        kept = [self.sight.position_inputs(one.inputs) for one in chat.media]
-        seeing.media = self.sight.place(chat.ids, placed, kept)
+        kept = [one.sight.position_inputs(one.inputs) for one in chat.media]
+        assert self.mode.sight is not None
+        seeing.media = self.mode.sight.place(chat.ids, placed, kept)
         found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for stop in chat.stops:
             count = self._feed(seeing, stop)
@@ -253,10 +288,48 @@ class _SightTrial:
         return session.media.feedable(session.length, count) if session.media is not None and count > 0 else count
 
 
+class _JointTrial(_SightTrial):
+    """Media of several kinds in one prompt, each of which was right alone."""
+
+    def __init__(self, mode: _Sighted, eyes: Sequence[Eyes], page_size: int, rope: LongRope | None) -> None:
+        self.mode, self._rope, self._page_size = mode, rope, page_size
+        self._joint = JointSight([one.sight for one in eyes])
+        media = []
+        for one in eyes:
+            self.sight, self._processor = one.sight, one.processor
+            media.append(self._make(_made_up(one.processor)[0]))
+        self._prepare(mode)
+        self._chats = [self._chat(order) for order in (media, media[::-1])]
+
+    def choose_joint(self, tolerance: float) -> JointSight:
+        """The way of all kinds. Raises Blind if it is not right."""
+        self.mode.sight = self._joint
+        error = max(self._measure(chat) for chat in self._chats)
+        if error > tolerance:
+            nouns = " and ".join(f"{sight.sense.noun}s" for sight in self._joint.sights)
+            raise Blind(f"{nouns} in one prompt give other results: error {error:.1e}")
+        return self._joint
+
+    def _inputs(self, media: Sequence[_MadeUp]) -> dict[str, Any]:
+        return {name: value for one in media for name, value in one.inputs.items()}
+
+
 def _places(ids: array[int], media: Sequence[_MadeUp]) -> list[np.ndarray[Any, Any]]:
     """The positions of the rows of each of ``media``, which stand in ``ids`` in this order."""
     marked = np.flatnonzero(np.asarray(ids) >= MEDIA)
     return np.split(marked, np.cumsum([len(one.rows.rows) for one in media])[:-1])
+
+
+def _made_up(processor: Processor) -> list[bytes]:
+    """Media of three sizes."""
+    if processor.sense is SOUNDS:
+        return [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
+    return [_picture(*size) if processor.sense is PICTURES else _video(*size) for size in _SIZES]
+
+
+def _video(width: int, height: int) -> bytes:
+    """Four frames of random pixels, as a client sends them."""
+    return join_frames(_picture(width, height, seed) for seed in range(4))
 
 
 def _picture(width: int, height: int, seed: int = 0) -> bytes:

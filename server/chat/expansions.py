@@ -4,13 +4,15 @@ is replaced, and which media ids stand in place of the placeholders that this te
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from cache.media_ids import is_first
+from cache.media_ids import MEDIA, is_first
 from scheduler.model_facts import MediaMarks, ModelFacts
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
@@ -23,7 +25,7 @@ class Expansion(NamedTuple):
     ids: array[int]
 
 
-Expander = Callable[[Sequence[str]], Mapping[str, Expansion]]  # of digests; blocks until the engine has answered
+Expander = Callable[[Mapping[str, str]], Mapping[str, Expansion]]  # of kinds by digest; blocks until it is answered
 
 
 class Encoder(Protocol):
@@ -42,9 +44,11 @@ def expand_with(expander: Expander) -> None:
 
 @dataclass(frozen=True)
 class PromptMedia:
-    """The media of a conversation. ``marks``: how prompts of this model name them; None if there are none."""
+    """The media of a conversation. ``marks``: how prompts of this model name those of each kind; none if there are
+    none.
+    """
 
-    marks: MediaMarks | None = None
+    marks: Mapping[str, MediaMarks] = field(default_factory=dict)
     expansions: Mapping[str, Expansion] | None = None
 
     def encode(self, tokens: Encoder, text: str, messages: Iterable[LoggedMessage]) -> list[int]:
@@ -52,20 +56,23 @@ class PromptMedia:
         ``messages``, which are in it. Raises a 400 if the template does not show all of them, or if a text has the
         model's own marks.
         """
-        media = [self._expansion(one.digest) for message in messages for one in message.media]
-        if not media or self.marks is None:
+        media = [one for message in messages for one in message.media]
+        if not media or not self.marks:
             return tokens.encode(text, special=False)
-        before, *behind = text.split(self.marks.mark)
-        if len(behind) != len(media):
+        kinds = {marks.mark: kind for kind, marks in self.marks.items()}
+        before, *shown = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+        if [kinds[mark] for mark in shown[::2]] != [one.kind for one in media]:
             message = "The model's chat template does not take media in these messages."
             raise bad_request(message, "messages", "invalid_media")
-        parts = (part for one, rest in zip(media, behind, strict=True) for part in (one.text, rest))
+        expanded = [self._expansion(one.digest) for one in media]
+        parts = (part for one, rest in zip(expanded, shown[1::2], strict=True) for part in (one.text, rest))
         ids = tokens.encode("".join([before, *parts]), special=False)
-        rows = [row for one in media for row in one.ids]
-        if ids.count(self.marks.placeholder) != len(rows):
+        rows = [row for one in expanded for row in one.ids]
+        placeholders = {marks.placeholder for marks in self.marks.values()}
+        if sum(token in placeholders for token in ids) != len(rows):
             raise _as_error()
         numbers = iter(rows)
-        return [next(numbers) if token == self.marks.placeholder else token for token in ids]
+        return [next(numbers) if token in placeholders else token for token in ids]
 
     def know(self, ids: Iterable[int]) -> bool:
         """Whether all media ids are of these media, as they are processed now."""
@@ -78,24 +85,41 @@ class PromptMedia:
 
 
 NO_MEDIA = PromptMedia()
-NAMES = {"image": "pictures", "audio": "sounds"}
+NAMES = {"image": "pictures", "audio": "sounds", "video": "videos"}
 
 
 def media_of(facts: ModelFacts, messages: Sequence[LoggedMessage]) -> PromptMedia:
     """The media of a conversation. Blocking. Raises a 400 if the model takes none, if one cannot be used, or if a
     text has the model's own marks.
     """
-    digests = digests_of(messages)
-    if not digests:
+    kinds = {one.digest: one.kind for message in messages for one in message.media}
+    if not kinds:
         return NO_MEDIA
-    expander, marks = _expander.get(), facts.media_marks
-    kinds = {one.kind for message in messages for one in message.media}
-    if marks is None or expander is None or not kinds.issubset(facts.media):
-        lacking = " and ".join(NAMES[kind] for kind in sorted(kinds - {*facts.media} or kinds))
-        raise bad_request(f"This model does not take {lacking}.", "messages", "unsupported_value")
-    if any(marks.mark in message.content for message in messages):
+    expander = _expander.get()
+    marks = {one.kind: one for one in facts.marks}
+    lacking = sorted({*kinds.values()} - ({*facts.media} & marks.keys()))
+    if lacking or expander is None:
+        told = " and ".join(NAMES[kind] for kind in lacking or sorted({*kinds.values()}))
+        raise bad_request(f"This model does not take {told}.", "messages", "unsupported_value")
+    if any(one.mark in message.content for message in messages for one in marks.values()):
         raise _as_error()
-    return PromptMedia(marks, expander(digests))
+    return PromptMedia(marks, expander(kinds))
+
+
+def count_rows(ids: Iterable[int], kinds: Sequence[str]) -> Counter[str]:
+    """How many of ``ids`` are rows of media of each kind; the media have these ``kinds``, in their order."""
+    rows: list[int] = []
+    for token in ids:
+        if is_first(token) or (token >= MEDIA and not rows):
+            rows.append(0)
+        if token >= MEDIA:
+            rows[-1] += 1
+    if len(rows) != len(kinds):
+        return Counter({kinds[0]: sum(rows)})
+    found: Counter[str] = Counter()
+    for kind, count in zip(kinds, rows, strict=True):
+        found[kind] += count
+    return found
 
 
 def digests_of(messages: Iterable[LoggedMessage]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.model_facts import ModelFacts
 from server.chat.billing_line import fold_billing_lines, has_billing_line
-from server.chat.expansions import digests_of, media_of
+from server.chat.expansions import count_rows, digests_of, media_of
 from server.chat.late_tools import callable_tools, placed_tools
 from server.chat.rendering import (
     NO_CHANGE,
@@ -69,6 +70,12 @@ class Prompt:
     def media(self) -> tuple[str, ...]:
         """The digests of the media in its messages."""
         return tuple(digests_of(self.messages))
+
+    @property
+    def rows(self) -> Counter[str]:
+        """How many of its tokens stand for media of each kind."""
+        kinds = [one.kind for message in self.messages for one in message.media]
+        return count_rows(self.ids, kinds) if kinds else Counter()
 
     @property
     def callable_tools(self) -> list[Mapping[str, Any]]:

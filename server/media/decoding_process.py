@@ -26,7 +26,7 @@ class Decoded(NamedTuple):
 class DecodingProcess:
     """Starts its process with the first medium, and another one where that one has ended."""
 
-    def __init__(self, kind: Literal["picture", "sound"], seconds: float, *limits: int) -> None:
+    def __init__(self, kind: Literal["picture", "sound", "video"], seconds: float, *limits: int) -> None:
         """``seconds``: for one medium. ``limits``: of ``media_check``."""
         self._arguments = kind, max(1, round(seconds)), *limits
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""``Media``: a picture or a sound as messages name it. Its bytes are in the log, one copy per tenant."""
+"""``Media``: a picture, a sound or a video as messages name it. Its bytes are in the log, one copy per tenant."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Annotated, Literal
 import msgspec
 
 STORED = "/v1/media/"  # in front of a digest: the path of what a session has
-MediaKind = Literal["image", "audio"]
+MediaKind = Literal["image", "audio", "video"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Media(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``digest``: SHA-256 of the original bytes, hexadecimal. ``format``: by the content, not by a name ("png", "jpeg",
-    "webp", "gif", "wav"). ``width`` and ``height``: pixels, after the orientation that EXIF tells; 0 for audio.
+    "webp", "gif", "wav", "frames"). ``width`` and ``height``: pixels, after the orientation that EXIF tells; 0 for
+    audio.
     """
 
     kind: MediaKind

@@ -1,9 +1,9 @@
-"""The program of the processes that decode pictures and sounds, so that a decoder's fault or hunger stays there.
+"""The program of the processes that decode media, so that a decoder's fault or hunger stays there.
 
-It needs Pillow, or soundfile and soxr, and imports nothing of ours: it is run as a file. It reads two numbers (8 bytes
-each, big-endian), a length and a sample rate or the side of a square in pixels, and so many bytes, and answers one line
-of JSON, again and again; where that has ``bytes``, so many follow it. Its memory, its CPU seconds per medium, its files
-and its processes are limited.
+It needs Pillow, PyAV for films, or soundfile and soxr, and imports nothing of ours: it is run as a file. It reads two
+numbers (8 bytes each, big-endian), a length and a sample rate or the side of a square in pixels, and so many bytes, and
+answers one line of JSON, again and again; where that has ``bytes``, so many follow it. Its memory, its CPU seconds per
+medium, its files and its processes are limited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import resource
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 MEMORY = 1 << 30  # bytes of address space beyond what it begins with
@@ -23,6 +24,7 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF")
 TURNED = frozenset({5, 6, 7, 8})  # values of EXIF's orientation that exchange width and height
 ORIENTATION = 0x0112
 SOUND_FORMATS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mp3"}  # as libsndfile calls them
+SEEN_FRAMES = 256  # of a video; of a longer one that many are seen
 MAX_CHANNELS = 8
 RATES = (4_000, 384_000)  # samples per second
 COMPLETE = 0.95  # part of the samples that a file announces, at least
@@ -35,7 +37,7 @@ DAMAGED = "is damaged, cut short, or no valid"
 
 def main(kind: str, seconds: int, *limits: int) -> int:
     """Serve until the input ends."""
-    look = prepare_pictures(*limits) if kind == "picture" else prepare_sounds(*limits)
+    look = {"picture": prepare_pictures, "sound": prepare_sounds, "video": prepare_videos}[kind](*limits)
     if look is None:
         return NO_LIBRARY
     confine()
@@ -93,6 +95,66 @@ def look_at(data: bytes, side: int, max_pixels: int, max_side: int) -> Answer:
         if picture.getexif().get(ORIENTATION) in TURNED:
             width, height = height, width
         return {"width": width, "height": height}, b""
+
+
+def prepare_videos(max_pixels: int, max_side: int, max_frames: int) -> Callable[[bytes, int], Answer] | None:
+    """What looks at videos; None where Pillow is missing."""
+    if prepare_pictures(max_pixels, max_side) is None:
+        return None
+    with suppress(ImportError):
+        import av  # what it loads, it loads now
+
+        del av
+    return lambda data, _: (watch(data, max_pixels, max_side, max_frames), b"")
+
+
+def watch(data: bytes, max_pixels: int, max_side: int, max_frames: int) -> dict[str, object]:
+    """What the video is, after all of it was decoded; or why it is refused."""
+    films = data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
+    width, height, frames = 0, 0, 0
+    for width, height in films_of(data) if films else animation_of(data):
+        frames += 1
+        if not (1 <= width <= max_side and 1 <= height <= max_side) or width * height > max_pixels:
+            return {"refused": f"has more than {max_pixels} pixels, or a side of more than {max_side}"}
+        if frames > max_frames or width * height * min(frames, SEEN_FRAMES) > max_pixels:
+            return {"refused": f"has more than {max_frames} frames, or {max_pixels} pixels in those that are seen"}
+    if frames < 2:
+        return {"refused": "has one frame only, and is a picture"}
+    return {"width": width, "height": height, "frames": frames}
+
+
+def animation_of(data: bytes) -> Iterator[tuple[int, int]]:
+    """The size of each frame of an animated picture: first as its header says, then after it was decoded."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data), formats=("GIF", "PNG", "WEBP")) as picture:
+        if not getattr(picture, "is_animated", False):
+            yield picture.size
+            return
+        number = 0
+        while True:
+            yield picture.size
+            try:
+                picture.seek(number)
+                picture.load()
+            except EOFError:
+                return
+            number += 1
+            if number == picture.n_frames:
+                return
+
+
+def films_of(data: bytes) -> Iterator[tuple[int, int]]:
+    """The size of each frame of a film."""
+    import av
+
+    with av.open(io.BytesIO(data)) as film:
+        stream = film.streams.video[0]
+        stream.codec_context.thread_count = 1  # this process may start no threads
+        if (stream.width, stream.height) > (1 << 14, 1 << 14):
+            yield stream.width, stream.height
+        for frame in film.decode(stream):
+            yield frame.width, frame.height
 
 
 def prepare_sounds(max_seconds: int) -> Callable[[bytes, int], Answer] | None:

@@ -10,15 +10,26 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cache.media_frames import join_frames
 from server.errors import ApiError, bad_request
 from server.media.formats import format_of
 from server.media.inline import from_base64, from_data_url
 from server.media.libraries import has_pillow, has_sounds
-from server.media.limits import IN_HAND, LOW_SIDE, MAX_REDUCED, MAX_SECONDS, MAX_TOTAL, MediaRefused
+from server.media.limits import (
+    IN_HAND,
+    LOW_SIDE,
+    MAX_BYTES,
+    MAX_REDUCED,
+    MAX_SECONDS,
+    MAX_TOTAL,
+    MediaRefused,
+    too_large,
+)
 from server.media.media import STORED, Media, MediaKind
 from server.media.picture_checker import PictureChecker
 from server.media.sound_decoder import SoundDecoder
 from server.media.targets import target_of
+from server.media.video_checker import VideoChecker
 
 if TYPE_CHECKING:
     from server.media.fetching import Fetcher
@@ -32,7 +43,7 @@ Stored = Callable[[str, str], Awaitable[bytes | None]]
 @dataclass(frozen=True)
 class MediaSource:
     """Where a medium is: a URL, or base64. ``param``: the field of the request that says so. ``low``: a small version
-    of the picture will do.
+    of the picture will do. ``frames``: the URLs of the pictures of a video.
     """
 
     kind: MediaKind
@@ -40,6 +51,7 @@ class MediaSource:
     url: str | None = None
     base64: str | None = None
     low: bool = False
+    frames: tuple[str, ...] = ()
 
 
 class HeldMedia(dict[str, bytes]):
@@ -69,12 +81,14 @@ class MediaReader:
         self._stored = stored
         self._fetcher = fetcher
         self._checker = checker or PictureChecker()
+        self._videos = VideoChecker(self._checker)
         self._decoder = decoder or SoundDecoder(MAX_SECONDS)
         self._known: OrderedDict[tuple[str, str, str], Media] = OrderedDict()
         self._reduced: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by tenant and digest of the whole picture
         self._in_hand = 0
         self._pillow = has_pillow()
-        self._lacking = {kind for kind, there in (("image", self._pillow), ("audio", has_sounds())) if not there}
+        there = {"image": self._pillow, "audio": has_sounds(), "video": self._pillow}
+        self._lacking = {kind for kind, is_there in there.items() if not is_there}
 
     def readable(self, kinds: Collection[str]) -> frozenset[str]:
         """Those of ``kinds`` that can be read here. Both need libraries."""
@@ -110,6 +124,8 @@ class MediaReader:
             return Media(kind, digest, format)
         if not self._pillow:
             raise MediaRefused("cannot be read: the server lacks its extra `media`")
+        if kind == "video":
+            return Media(kind, digest, format, *await self._videos.check(data))
         checked = await self._checker.check(data)
         return Media(kind, digest, format, checked.width, checked.height)
 
@@ -118,12 +134,20 @@ class MediaReader:
         if self._fetcher is not None:
             await self._fetcher.close()
         await self._checker.close()
+        await self._videos.close()
         await self._decoder.close()
 
     async def _bytes_of(self, tenant: str, source: MediaSource) -> bytes:
-        url = source.url
-        if url is None:
+        if source.frames:
+            frames = [await self._bytes_at(tenant, url) for url in source.frames]
+            if sum(map(len, frames)) > MAX_BYTES:
+                raise too_large()
+            return join_frames(frames)
+        if source.url is None:
             return await asyncio.to_thread(from_base64, source.base64 or "")
+        return await self._bytes_at(tenant, source.url)
+
+    async def _bytes_at(self, tenant: str, url: str) -> bytes:
         if url[:5].lower() == "data:":
             return await asyncio.to_thread(from_data_url, url)
         if url.startswith(STORED) and len(url) == len(STORED) + DIGEST:

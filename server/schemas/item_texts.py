@@ -34,7 +34,14 @@ class InputSound(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
     media: Media
 
 
-InputPart = InputText | InputImage | InputSound
+class InputVideo(msgspec.Struct, frozen=True, tag_field="type", tag="input_video"):
+    """A video. ``video_url``: as of a picture."""
+
+    video_url: str
+    media: Media
+
+
+InputPart = InputText | InputImage | InputSound | InputVideo
 
 
 def input_part(given: str | Media) -> InputPart:
@@ -42,7 +49,8 @@ def input_part(given: str | Media) -> InputPart:
     if isinstance(given, str):
         return InputText(given)
     plain = Media(given.kind, given.digest, given.format, given.width, given.height)
-    return InputImage(given.url, plain) if given.kind == "image" else InputSound(given.url, plain)
+    kinds = {"image": InputImage, "audio": InputSound, "video": InputVideo}
+    return kinds[given.kind](given.url, plain)
 
 
 def input_parts(text: str, media: Sequence[PlacedMedia]) -> list[InputPart]:
@@ -52,7 +60,7 @@ def input_parts(text: str, media: Sequence[PlacedMedia]) -> list[InputPart]:
 
 def plain_parts(parts: Iterable[InputPart | OutputText]) -> tuple[str, list[PlacedMedia]]:
     """The parts of an item as a logged content."""
-    return join_parts(part.media if isinstance(part, InputImage | InputSound) else part.text for part in parts)
+    return join_parts(part.text if isinstance(part, InputText | OutputText) else part.media for part in parts)
 
 
 class ItemTopLogprob(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from server.errors import bad_request
-from server.media.limits import MAX_MEDIA
+from server.media.limits import MAX_MEDIA, MAX_SENT_FRAMES
 from server.media.media import Media, MediaKind, PlacedMedia, place
 from server.media.media_reader import MediaSource
 from server.schemas.adaptations import adapt
@@ -104,6 +104,36 @@ class AudioUrlPart(MediaPart):
 
     def source(self, where: str) -> MediaSource:
         return MediaSource("audio", f"{where}.audio_url.url", url=self.audio_url.url)
+
+
+class VideoUrl(Strict):
+    """The URL of a video."""
+
+    url: str
+
+
+class VideoUrlPart(MediaPart):
+    """A video in a chat, by its URL, as vLLM's clients send it."""
+
+    KIND = "video"
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+    def source(self, where: str) -> MediaSource:
+        return MediaSource("video", f"{where}.video_url.url", url=self.video_url.url)
+
+
+class VideoPart(MediaPart):
+    """A video in a chat, by its URL or as a list of its frames, as clients of Qwen's models send it."""
+
+    KIND = "video"
+    type: Literal["video"]
+    video: str | Annotated[list[str], Field(min_length=1, max_length=MAX_SENT_FRAMES)]
+
+    def source(self, where: str) -> MediaSource:
+        if isinstance(self.video, str):
+            return MediaSource("video", f"{where}.video", url=self.video)
+        return MediaSource("video", f"{where}.video", frames=tuple(self.video))
 
 
 class FileData(Strict):
@@ -220,6 +250,8 @@ CHAT_PARTS: dict[str, type[MediaPart]] = {
     "image_url": ImageUrlPart,
     "input_audio": InputAudioPart,
     "audio_url": AudioUrlPart,
+    "video_url": VideoUrlPart,
+    "video": VideoPart,
     "file": FilePart,
     "image": ImageBlock,
 }

@@ -4,7 +4,7 @@ microsecond.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -20,20 +20,19 @@ Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """How many prompt tokens came from the session's cache; and how many stand for pictures or sounds, if there are
-    any.
+    """How many prompt tokens came from the session's cache; and how many stand for pictures, sounds or videos, if there
+    are any.
     """
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
     audio_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
 
     @classmethod
-    def with_media(cls, cached: int, kinds: Collection[str], rows: int) -> CachedTokens:
-        """Of prompts with so many rows of media; the model takes media of one kind of ``kinds``."""
-        if not rows:
-            return cls(cached)
-        return cls(cached, rows) if "image" in kinds else cls(cached, audio_tokens=rows)
+    def with_media(cls, cached: int, rows: Mapping[str, int]) -> CachedTokens:
+        """Of prompts with so many rows of media of each kind."""
+        return cls(cached, *(rows.get(kind) or UNSET for kind in ("image", "audio", "video")))
 
 
 class DraftCounts(msgspec.Struct, frozen=True):

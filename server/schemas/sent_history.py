@@ -8,7 +8,7 @@ from typing import Any
 
 from server.schemas.adaptations import adapt
 
-PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image"})
+PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image", "video"})
 
 
 def mend_history(value: object) -> object:

@@ -25,22 +25,24 @@ def expander_of(request: HTTPConnection, engine: Engine, log: SessionLog) -> Exp
     """
     loop, asking = asyncio.get_running_loop(), ref(request)  # threads keep their last context, and so its expander
 
-    def expand(digests: Sequence[str]) -> Mapping[str, Expansion]:
+    def expand(kinds: Mapping[str, str]) -> Mapping[str, Expansion]:
         connection = asking()
         assert connection is not None
-        asked = expand_media(connection, engine, log, digests)
+        asked = expand_media(connection, engine, log, kinds)
         return asyncio.run_coroutine_threadsafe(asked, loop).result(PATIENCE)
 
     return expand
 
 
 async def expand_media(
-    request: HTTPConnection, engine: Engine, log: SessionLog, digests: Sequence[str]
+    request: HTTPConnection, engine: Engine, log: SessionLog, kinds: Mapping[str, str]
 ) -> Mapping[str, Expansion]:
-    """What stands for pictures. Bytes are sent only if the engine does not know them. Raises a 400 if one is gone."""
+    """What stands for media, of whose digests ``kinds`` has the kinds. Bytes are sent only if the engine does not know
+    them. Raises a 400 if one is gone.
+    """
     tenant: str = request.state.tenant
     held: Mapping[str, bytes] = getattr(request.state, "media", NO_MEDIA)
-    answer = await engine.expand(tenant, [MediaItem(digest) for digest in digests])
+    answer = await engine.expand(tenant, [MediaItem(digest) for digest in kinds])
     found = _check(answer.media)
     if answer.unknown:
         items = []
@@ -48,7 +50,7 @@ async def expand_media(
             data = held.get(digest) or await log.media.get(tenant, digest)
             if not data:
                 raise bad_request("A picture or sound of the conversation is gone.", "messages", "invalid_media")
-            items.append(MediaItem(digest, data))
+            items.append(MediaItem(digest, data, kinds[digest]))
         found |= _check((await engine.expand(tenant, items)).media)
     return found
 

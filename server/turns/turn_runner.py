@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from cache.media_ids import count_media
 from scheduler.protocol import DraftSource
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
@@ -65,8 +65,7 @@ class TurnRunner:
         limit = self._submits[0].stopping.max_tokens
         asked = body.token_limit
         self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
-        self._rows = sum(count_media(prompt.ids) for prompt in prompts if prompt.media)
-        self._kinds = context.facts.media
+        self._rows = sum((prompt.rows for prompt in prompts), Counter[str]())
         self._claim = turn.claim
         self._past = PromptHistory.of(turn.session, turn.record, context.facts, self._fingerprint, self._submits[0])
 
@@ -250,7 +249,7 @@ class TurnRunner:
         predicted = drafts.get(DraftSource.PREDICTION, DraftCounts(0, 0))
         rejected = predicted.drafted - predicted.accepted
         details = CompletionTokens(thought, predicted.accepted, rejected, drafts or UNSET)
-        told = CachedTokens.with_media(cached, self._kinds, self._rows)
+        told = CachedTokens.with_media(cached, self._rows)
         return Usage(prompt, completion, prompt + completion, told, details)
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:

@@ -78,7 +78,7 @@ function Facts({ facts }) {
     <p class="hint">${facts.probe}</p>`;
 }
 
-const MEDIA = () => ({ image: t("pictures"), audio: t("sounds") });
+const MEDIA = () => ({ image: t("pictures"), audio: t("sounds"), video: t("videos") });
 
 const roundedIn = ({ dtype, weight_rounding: rounding }) =>
   rounding ? t("rounded to {kind}, computed in {dtype}", { kind: rounding.weights ?? rounding.kind ?? "", dtype }) : dtype;

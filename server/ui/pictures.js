@@ -116,8 +116,12 @@ function Sound({ one, label }) {
   return html`<audio class="sound" controls preload="metadata" src=${source ?? undefined} aria-label=${label}></audio>`;
 }
 
+const ANIMATED = ["gif", "webp", "png"]; // videos that are shown as pictures
+
 const Medium = ({ one, index }) =>
-  one.kind === "image"
+  one.kind === "video" && !ANIMATED.includes(one.format)
+    ? html`<span class="picture lost">${t("A video")}</span>`
+    : one.kind !== "audio"
     ? html`<${Picture} one=${one} label=${t("Picture {n}", { n: index + 1 })} />`
     : html`<${Sound} one=${one} label=${t("Sound {n}", { n: index + 1 })} />`;
 

@@ -12,7 +12,7 @@ from server.media.media import MediaKind
 from server.turns.context import context_of
 
 router = APIRouter()
-KINDS: tuple[MediaKind, ...] = ("image", "audio")
+KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 HEADERS = {
     "cache-control": "private, max-age=31536000, immutable",
     "content-security-policy": "default-src 'none'; sandbox",

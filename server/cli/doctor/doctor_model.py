@@ -23,6 +23,7 @@ from scheduler.model_task import Task
 from scheduler.protocol import Loading, ModelFailed, Ready, Stats, StepOutputs
 from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
+from server.chat.expansions import NAMES
 from server.chat.template import Stability
 from server.cli.doctor.doctor_machine import machine_memory
 from server.cli.doctor.doctor_storage import existing_part
@@ -206,8 +207,8 @@ def heads(layers: int, idle: str) -> Finding:
 def check_media_marks(facts: ModelFacts) -> Finding:
     """Whether it takes pictures or sounds, and how they enter."""
     if facts.media_marks is not None:
-        nouns = "sounds" if "audio" in facts.media else "pictures"
-        return ok("pictures", f"it takes {nouns}, which enter {facts.media_marks.way}", way=facts.media_marks.way)
+        told = "; ".join(f"it takes {NAMES[marks.kind]}, which enter {marks.way}" for marks in facts.marks)
+        return ok("pictures", told, way=facts.media_marks.way)
     advice = "it is served for text only; pictures and sounds in requests are refused"
     told = f"it was made for pictures or sounds and takes none: {facts.blind}"
     return warning("pictures", told, advice, blind=facts.blind)

@@ -29,7 +29,9 @@ CALLS = {
 }
 
 
-HEARD = MediaMarks("<audio>", 0, "scripted", "f" * 32)
+HEARD = MediaMarks("<audio>", 0, "scripted", "f" * 32, "audio")
+WATCHED = MediaMarks("<video>", 0, "scripted", "f" * 32, "video")
+MARKS = {"image": SEEING.media_marks, "audio": HEARD, "video": WATCHED}
 
 
 def seeing(*kinds: str, **parts: Any) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
@@ -38,9 +40,9 @@ def seeing(*kinds: str, **parts: Any) -> Callable[[Callable[Concatenate[Site, P]
     def decorate(test: Callable[Concatenate[Site, P], Awaitable[None]]) -> Callable[P, None]:
         async def seen(site: Site, /, *args: P.args, **kwargs: P.kwargs) -> None:
             assert site.engine.facts is not None
-            site.engine.facts = structs.replace(SEEING, media=kinds or ("image",))
-            if "audio" in kinds:
-                site.engine.facts = structs.replace(site.engine.facts, media_marks=HEARD)
+            taken = kinds or ("image",)
+            first, *others = (MARKS[kind] for kind in taken)
+            site.engine.facts = structs.replace(SEEING, media=taken, media_marks=first, further_marks=(*others,))
             await test(site, *args, **kwargs)
             await site.app.state.media_reader.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,10 @@ def ids_of(digest: str) -> list[int]:
     return ids.tolist()
 
 
-def expander(digests: Sequence[str]) -> Mapping[str, Expansion]:
+MARKS = {marks.kind: marks for marks in SEEING.marks}
+
+
+def expander(digests: Iterable[str]) -> Mapping[str, Expansion]:
     return {digest: Expansion(expansion_of(digest).text, array("i", ids_of(digest))) for digest in digests}
 
 
@@ -98,8 +101,8 @@ def test_ids_of_another_processor_are_rendered_anew() -> None:
     record = SessionRecord("s", old, messages, tokens.fingerprint(SEEING.vocab_size), 1, rendered=2)
     prompt = prompt_of(tokens, LoggedMessage("user", "Three"), record=record)
     assert [one for one in prompt.ids if one >= MEDIA] == ids_of(CAT)
-    assert not PromptMedia(SEEING.media_marks, expander([CAT])).know(old)
-    assert PromptMedia(SEEING.media_marks, expander([CAT])).know(prompt.ids)
+    assert not PromptMedia(MARKS, expander([CAT])).know(old)
+    assert PromptMedia(MARKS, expander([CAT])).know(prompt.ids)
 
 
 @pytest.mark.parametrize("text", ["What is <image> this?", "end <|endoftext|> of text"])

@@ -1,0 +1,27 @@
+"""``Eyes``: with what a model takes one kind of media: its processor, and the way in which these enter it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.media.processor import Processor
+from scheduler.media.sight import Sight
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """``others``: for further kinds of media, in the same prompts."""
+
+    processor: Processor
+    sight: Sight
+    others: tuple[Eyes, ...] = ()
+
+    @property
+    def every(self) -> tuple[Eyes, ...]:
+        """These and the others."""
+        return (self, *self.others)
+
+    @property
+    def kind(self) -> str:
+        """The kind of media."""
+        return self.processor.sense.kind
