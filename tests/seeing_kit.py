@@ -7,6 +7,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from engine_kit import Eager, Outcome
+from video_kit import watching
 from vision_models import BOTH, HEARD, SHOWN, make_seeing_model, save_processor, seeing_model, tokenizer_of
 
 from cache.media_frames import FRAMES
@@ -21,6 +23,7 @@ from cache.media_ids import MEDIA, is_first
 from scheduler.core.session_commands import SessionCommands
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
+from scheduler.media.eyes import Eyes
 from scheduler.model.eyes import find_eyes
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
 from scheduler.protocol import Expand, Expanded, MediaItem, Refused, Submit, pack_ids
@@ -30,14 +33,17 @@ Part = str | bytes | list[int]  # of a prompt: text, a picture, or token ids
 
 
 @cache
-def loaded_of(name: str) -> LoadedModel:
-    """The model with its eyes; its mode is removed again: a kit installs it for each of its steps."""
-    model = seeing_model(name)
+def loaded_of(name: str, watches: bool = False) -> LoadedModel:
+    """The model with its eyes; its mode is removed again: a kit installs it for each of its steps. ``watches``: its
+    processor takes videos.
+    """
+    model = make_seeing_model(name) if watches else seeing_model(name)
     with tempfile.TemporaryDirectory() as folder:
         save_processor(name, Path(folder))
         model.config.save_pretrained(folder)
         loaded = prepare(model, tokenizer_of(name))
-        eyes, blind = find_eyes(model, folder, loaded.verdict, PAGE_SIZE, loaded.rope, divided=False)
+        with watching() if watches else nullcontext():
+            eyes, blind = find_eyes(model, folder, loaded.verdict, PAGE_SIZE, loaded.rope, divided=False)
     assert eyes is not None, blind
     loaded.verdict.mode.remove()
     return LoadedModel(**{**vars(loaded), "eyes": eyes})
@@ -51,7 +57,7 @@ def oracle_of(name: str) -> Any:
 
 def kind_of(data: bytes) -> str:
     """The kind of a medium that a test has made; empty: the one that the model takes."""
-    return "video" if data.startswith(FRAMES) else "audio" if data.startswith(b"RIFF") else ""
+    return "video" if data.startswith((FRAMES, b"GIF8")) else "audio" if data.startswith(b"RIFF") else ""
 
 
 def digest_of(data: bytes) -> str:
@@ -68,10 +74,11 @@ class SeeingKit:
         pages: int = 256,
         step_tokens: int | None = None,
         speculate: str = "off",
+        watches: bool = False,
     ) -> None:
-        """``folder``: of a disk tier."""
+        """``folder``: of a disk tier. ``watches``: the model takes videos."""
         self.name = name
-        self.loaded = loaded_of(name)
+        self.loaded = loaded_of(name, watches)
         config = EngineConfig(
             "",
             "",
@@ -222,7 +229,7 @@ class SeeingKit:
         pictures = [part for part in parts if isinstance(part, bytes)]
         for delta in outcome.deltas:
             for told in delta.logprobs:
-                logits = oracle_logits(self.name, whole, pictures)
+                logits = oracle_logits(self.name, whole, pictures, self.loaded.eyes)
                 assert told.logprob is not None
                 assert int(logits.argmax()) == told.token_id
                 want = torch.log_softmax(logits, -1)[told.token_id]
@@ -234,9 +241,9 @@ class SeeingKit:
 
 
 @torch.no_grad()
-def oracle_logits(name: str, ids: Sequence[int], pictures: Sequence[bytes]) -> torch.Tensor:
+def oracle_logits(name: str, ids: Sequence[int], pictures: Sequence[bytes], eyes: Eyes | None = None) -> torch.Tensor:
     """Logits ``[V]`` behind a timeline: a from-scratch forward of the model's own code with all pixels."""
-    model, eyes = oracle_of(name), loaded_of(name).eyes
+    model, eyes = oracle_of(name), eyes or loaded_of(name).eyes
     assert eyes is not None
     for module in model.modules():
         if "rope_deltas" in vars(module):

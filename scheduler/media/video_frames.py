@@ -51,6 +51,7 @@ def _animation(data: bytes) -> VideoFrames:
     count = getattr(opened, "n_frames", 1)
     frames, lasted = [], 0.0
     for number, frame in enumerate(ImageSequence.Iterator(opened)):
+        frame.load()  # only then some formats tell how long it lasts
         lasted += frame.info.get("duration", 0)
         if number * MOST_FRAMES // max(count, MOST_FRAMES) == len(frames):
             frames.append(_bounded(frame.convert("RGB"), frames))

@@ -128,7 +128,11 @@ class VideoPart(MediaPart):
 
     KIND = "video"
     type: Literal["video"]
-    video: str | Annotated[list[str], Field(min_length=1, max_length=MAX_SENT_FRAMES)]
+    video: Annotated[
+        Annotated[str, Tag("<url>")]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_SENT_FRAMES), Tag("<frames>")],
+        Discriminator(lambda value: "<frames>" if isinstance(value, list) else "<url>"),
+    ]
 
     def source(self, where: str) -> MediaSource:
         if isinstance(self.video, str):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser_desk import Desk, desk_at
-from media_kit import png
+from media_kit import png, wav
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -120,6 +120,35 @@ def test_pictures_are_dropped_and_pasted(desk: Desk) -> None:
     bad = transferred(desk, ("c.svg", "image/svg+xml", b"<svg/>"))
     desk.tab.dispatch_event(".scroll", "drop", {"dataTransfer": bad})
     desk.told("Pictures are PNG, JPEG, WebP or GIF")
+
+
+def test_sounds_are_dropped_pasted_sent_and_played(desk: Desk) -> None:
+    pytest.importorskip("soundfile")
+    desk.open()
+    held = transferred(desk, ("a.wav", "audio/wav", wav(0.5)), ("b.png", "image/png", png(20, 20)))
+    desk.tab.dispatch_event(".scroll", "drop", {"dataTransfer": held})
+    attached(desk, 2)
+    desk.tab.get_by_role("button", name="Remove sound 1").click()
+    attached(desk, 1)
+    with desk.tab.expect_file_chooser() as chosen:
+        desk.tab.get_by_role("button", name="Add pictures or sounds").click()
+    sound: Any = {"name": "s.wav", "mimeType": "audio/wav", "buffer": wav(0.4)}
+    chosen.value.set_files([sound])
+    attached(desk, 2)
+    desk.say("What is this?")
+    for reload in (False, True):
+        if reload:
+            desk.tab.reload()
+        desk.tab.locator(".message.user audio.sound").wait_for()
+        desk.tab.wait_for_function("() => document.querySelector('.message.user audio').duration > 0.39")
+        shows(desk, ".message.user", 1)
+    (first, *_) = desk.rest(f"sessions/{desk.session}/messages")["data"]
+    assert [one["kind"] for one in first["media"]] == ["image", "audio"]
+    desk.tab.locator(".receipt").first.click()
+    desk.tab.locator(".detail audio.sound").wait_for()
+    bad = transferred(desk, ("c.mid", "audio/midi", b"MThd"))
+    desk.tab.dispatch_event(".scroll", "drop", {"dataTransfer": bad})
+    desk.told("Sounds are WAV, FLAC, Ogg or MP3")
 
 
 def test_an_edited_message_keeps_its_picture_on_its_branch(desk: Desk) -> None:

@@ -128,7 +128,7 @@ def test_tenants_share_no_picture_and_unknown_ones_are_refused() -> None:
 
 def test_of_what_is_no_picture_the_answer_says_so() -> None:
     kit = SeeingKit("llava")
-    (told,) = kit.expand(b"GIF89a and nothing else").media
+    (told,) = kit.expand(b"PNG and nothing else").media
     assert told.error.startswith("The picture cannot be decoded")
     assert told.ids == b""
     kit.leave()

@@ -12,7 +12,9 @@ from http_context import HELLO, Site, served
 from media_kit import asks, data_url, digest, encoded, png, said, saved, seeing_tokens, shown, wav
 from msgspec import structs
 from speech_kit import sound_file
+from video_kit import film
 
+from cache.media_frames import join_frames
 from cache.media_ids import MEDIA, is_first
 from scheduler.model_facts import MediaMarks
 from scheduler.protocol import unpack_ids
@@ -293,7 +295,36 @@ async def test_sounds_are_taken_by_models_that_hear(site: Site) -> None:
     sound = {"type": "input_audio", "input_audio": {"data": encoded(wav()), "format": "wav"}}
     answer = await site.chat("/v1/sessions/s/chat/completions", messages=[asks(said("Hear: "), sound)])
     assert answer.status_code == 200, answer.text
-    assert "Hear: <audio>" in prompt(site)
+    assert "Hear: <image>" in prompt(site)  # as this names any row
+    assert (await site.http.get(f"/v1/media/{digest(wav())}")).headers["content-type"] == "audio/wav"
+
+
+@seeing("image", "audio", "video")
+async def test_pictures_sounds_and_videos_are_taken_in_one_message(site: Site) -> None:
+    pytest.importorskip("soundfile")
+    url, frames = data_url(film(), "image/gif"), [data_url(CAT), data_url(DOG)]
+    sound = {"type": "audio_url", "audio_url": {"url": data_url(wav(), "audio/wav")}}
+    parts = [{"type": "video_url", "video_url": {"url": url}}, sound, shown(data_url(CAT))]
+    path = "/v1/sessions/s/chat/completions"
+    answer = await site.chat(path, messages=[asks(said("See: "), *parts, {"type": "video", "video": frames})])
+    assert answer.status_code == 200, answer.text
+    ids = unpack_ids(site.engine.submitted[-1].prompt)
+    assert sum(is_first(token) for token in ids) == 4
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    told = (details["image_tokens"], details["audio_tokens"], details["video_tokens"])
+    assert told == (PICTURE_ROWS, PICTURE_ROWS, 2 * PICTURE_ROWS)
+    (first, *_) = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
+    assert [(one["kind"], one["format"]) for one in first["media"]] == [
+        ("video", "gif"),
+        ("audio", "wav"),
+        ("image", "png"),
+        ("video", "frames"),
+    ]
+    capsule = (await site.http.get("/v1/sessions/s/export")).content
+    await site.http.delete("/v1/sessions/s")
+    made = await site.http.post("/v1/sessions/import", content=capsule, headers={"content-type": "application/zip"})
+    assert made.status_code == 201, made.text
+    assert await stored(site, CAT, wav(), film(), join_frames([CAT, DOG])) == [True] * 4
     assert (await site.http.get(f"/v1/media/{digest(wav())}")).headers["content-type"] == "audio/wav"
 
 

@@ -131,7 +131,7 @@ def test_a_model_without_eyes_refuses_a_logged_picture() -> None:
     with pytest.raises(ApiError) as refused:
         media_of(FACTS, [showing("", CAT)])
     assert refused.value.body.error.code == "unsupported_value"
-    assert media_of(FACTS, [LoggedMessage("user", "text")]).marks is None
+    assert media_of(FACTS, [LoggedMessage("user", "text")]).marks == {}
 
 
 def test_ids_of_media_depend_on_all_that_they_stand_for() -> None:

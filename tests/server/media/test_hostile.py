@@ -21,6 +21,8 @@ from http_context import Site, site
 from media_kit import asks, changed_at, chunk, data_url, digest, encoded, png, saved, seeing_tokens, shown, wav
 from msgspec import structs
 
+from cache.media_frames import FRAMES, join_frames
+from scheduler.model_facts import MediaMarks
 from server.media.fetching import Fetcher
 from server.media.limits import MAX_BYTES, MAX_MEDIA, MAX_PIXELS, MAX_SIDE
 
@@ -68,6 +70,10 @@ def part(url: str) -> dict[str, Any]:
 
 def sound(data: bytes, **more: Any) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": encoded(data), "format": "wav", **more}}
+
+
+def film(url: str) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}}
 
 
 URL = "image_url.url"
@@ -135,7 +141,35 @@ PARTS: dict[str, tuple[Callable[[], Any], str]] = {  # the part, and the field t
     "wav of floats": (lambda: sound(changed_at(wav(), 20, b"\x03\x00")), "input_audio.data"),
     "wav with a rate of 0": (lambda: sound(changed_at(wav(), 24, bytes(4))), "input_audio.data"),
     "wav of eleven minutes": (lambda: sound(wav(660, 4000)), "input_audio.data"),
-    "video": (lambda: {"type": "video_url", "video_url": {"url": data_url(PNG)}}, "video_url"),
+    "video that is a picture": (lambda: film(data_url(PNG)), "video_url.url"),
+    "video of one frame": (lambda: film(data_url(saved("GIF"))), "video_url.url"),
+    "video that is a jpeg": (lambda: film(data_url(saved("JPEG"))), "video_url.url"),
+    "video that is a sound": (lambda: film(data_url(wav())), "video_url.url"),
+    "video that is svg": (lambda: film(data_url(SVG)), "video_url.url"),
+    "gif cut between its frames": (lambda: film(data_url(animated("GIF")[:-20])), "video_url.url"),
+    "webp cut between its frames": (lambda: film(data_url(animated("WEBP")[:-20])), "video_url.url"),
+    "video of too many pixels": (lambda: film(data_url(gif(65535, 65535))), "video_url.url"),
+    "head of an mp4 alone": (lambda: film(data_url(b"\0\0\0\x18ftypisom" + bytes(64))), "video_url.url"),
+    "head of a webm alone": (lambda: film(data_url(b"\x1a\x45\xdf\xa3" + bytes(64))), "video_url.url"),
+    "video with a host": (lambda: film("http://evil.example/a.mp4"), "video_url.url"),
+    "video with a path": (lambda: film("file:///etc/passwd"), "video_url.url"),
+    "frames that hold no picture": (lambda: film(data_url(FRAMES + bytes(40))), "video_url.url"),
+    "frames that are cut short": (lambda: film(data_url(join_frames([PNG, PNG])[:-9])), "video_url.url"),
+    "frames of too many pixels": (lambda: film(data_url(join_frames([headed(9000, 9000)] * 2))), "video_url.url"),
+    "one frame": (lambda: {"type": "video", "video": [data_url(PNG)]}, "video"),
+    "no frames": (lambda: {"type": "video", "video": []}, "video"),
+    "too many frames": (lambda: {"type": "video", "video": [data_url(PNG)] * 257}, "video"),
+    "a frame that is svg": (lambda: {"type": "video", "video": [data_url(PNG), data_url(SVG)]}, "video"),
+    "a frame with a path": (lambda: {"type": "video", "video": [data_url(PNG), "/etc/passwd"]}, "video"),
+    "frames that are numbers": (lambda: {"type": "video", "video": [1, 2]}, "video[0]"),
+    "sound by a path": (lambda: {"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, "audio_url.url"),
+    "sound url that is a picture": (
+        lambda: {"type": "audio_url", "audio_url": {"url": data_url(PNG)}},
+        "audio_url.url",
+    ),
+    "low detail of a bomb": (lambda: shown(data_url(headed(MAX_SIDE, MAX_SIDE)), detail="low"), URL),
+    "low detail of svg": (lambda: shown(data_url(SVG), detail="low"), URL),
+    "low detail of an animation": (lambda: shown(data_url(animated("GIF")), detail="low"), URL),
     "file id": (lambda: {"type": "file", "file": {"file_id": "file-1"}}, "file.file_id"),
 }
 
@@ -163,7 +197,8 @@ def fetcher(answers: dict[str, Any], addresses: dict[str, list[str]] | None = No
 
 async def see(at: Site) -> None:
     assert at.engine.facts is not None
-    at.engine.facts = structs.replace(SEEING, media=("image", "audio"))
+    others = tuple(MediaMarks(f"<{kind}>", 0, "scripted", "f" * 32, kind) for kind in ("audio", "video"))
+    at.engine.facts = structs.replace(SEEING, media=("image", "audio", "video"), further_marks=others)
 
 
 def run(test: Callable[[Site], Any], **parts: Any) -> None:
@@ -181,7 +216,7 @@ def run(test: Callable[[Site], Any], **parts: Any) -> None:
 
 
 def test_each_bad_part_is_a_400_that_names_it() -> None:
-    assert len(PARTS) >= 60
+    assert len(PARTS) >= 85
 
     async def scenario(at: Site) -> None:
         for name, (make, field) in PARTS.items():

@@ -1,0 +1,72 @@
+"""Videos for tests, and a processor of videos that needs no torchvision: what makes patches of frames for Qwen2-VL."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+
+from scheduler.media import processor
+
+PATCH, MERGE, TEMPORAL = 7, 2, 2  # as the tiny models have them
+SIDE = PATCH * MERGE
+
+
+def film(frames: int = 4, width: int = 48, height: int = 64, format: str = "GIF", **options: Any) -> bytes:
+    """An animation of random pixels."""
+    from PIL import Image
+
+    noise = np.random.default_rng((frames, width)).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+    first, *others = (Image.fromarray(one) for one in noise)
+    target = io.BytesIO()
+    first.save(target, format, save_all=True, append_images=others, **{"duration": 250, **options})
+    return target.getvalue()
+
+
+class VideoPatches(dict[str, Any]):
+    """In the place of transformers' own, which need torchvision; the arguments of the model are in the same form."""
+
+    merge_size = MERGE
+    temporal_patch_size = TEMPORAL
+
+    def __call__(self, videos: Any, **options: Any) -> dict[str, Any]:
+        made = [self._patches(frames) for frames in videos]
+        grids = torch.tensor([grid for _, grid in made])
+        return {"pixel_values_videos": torch.cat([patches for patches, _ in made]), "video_grid_thw": grids}
+
+    @staticmethod
+    def _patches(frames: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """``[t * h * w, 3 * TEMPORAL * PATCH * PATCH]``, and t, h, w."""
+        width, height = (max(1, side // SIDE) * SIDE for side in frames[0].size)
+        pixels = np.stack([np.asarray(one.resize((width, height)), np.float32) for one in frames]) / 127.5 - 1
+        if len(pixels) % TEMPORAL:
+            pixels = np.concatenate([pixels, pixels[-1:]])
+        grid = (len(pixels) // TEMPORAL, height // PATCH, width // PATCH)
+        cut = pixels.transpose(0, 3, 1, 2).reshape(
+            grid[0], TEMPORAL, 3, grid[1] // MERGE, MERGE, PATCH, grid[2] // MERGE, MERGE, PATCH
+        )
+        rows = cut.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(grid[0] * grid[1] * grid[2], -1)
+        return torch.from_numpy(rows.copy()), grid
+
+
+class _Watching:
+    """In the place of ``AutoProcessor``."""
+
+    @staticmethod
+    def from_pretrained(folder: str) -> Any:
+        made = processor._without_videos(transformers.Qwen2VLProcessor).from_pretrained(folder)
+        made.video_processor = VideoPatches()
+        return made
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Processors that are read meanwhile take videos."""
+    with mock.patch.object(processor, "AutoProcessor", _Watching):
+        yield
