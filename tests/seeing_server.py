@@ -1,5 +1,5 @@
-"""A server whose scripted model sees and hears, for clients in other processes: prints its port and runs until its input
-ends.
+"""A server whose scripted model sees and hears, for clients in other processes: prints its port and runs until its
+input ends.
 """
 
 from __future__ import annotations
