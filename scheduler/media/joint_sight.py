@@ -39,7 +39,7 @@ class JointSight:
             codes[placed.places] = 1 + self._number(placed.medium)
         seen = np.isin(codes, [1 + n for n, sight in enumerate(self.sights) if sight.way.rule is not BothWays.NEVER])
         positions = self._positions(numbers, codes, kept)
-        return TimelineMedia(np.where((numbers >= MEDIA) & ~seen, 0, numbers), media, positions, self._rule)
+        return TimelineMedia(np.where((numbers >= MEDIA) & ~seen, 0, numbers).tolist(), media, positions, self._rule)
 
     def _positions(
         self, ids: np.ndarray[Any, Any], codes: np.ndarray[Any, Any], kept: Sequence[dict[str, Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -125,9 +126,23 @@ def _class_of(model: str, settings: Any) -> Any:
 
 
 def _without_videos(kind: Any) -> Any:
-    """The class of a processor, for pictures only: those of videos need torchvision."""
+    """The class of a processor, for all but videos: those need torchvision."""
     names = [name for name in kind.get_attributes() if "video" not in name]
-    return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: names)})
+    others = {name: None for name in kind.get_attributes() if "video" in name}
+
+    def begin(self: Any, *parts: Any, **settings: Any) -> None:
+        kind.__init__(self, **{**others, **dict(zip(names, parts, strict=False)), **settings})
+
+    begin.__signature__ = inspect.signature(kind.__init__)  # type: ignore[attr-defined]
+    members = {"get_attributes": classmethod(lambda cls: names), "__init__": begin}
+    return type(kind.__name__, (kind, _Lenient), members)
+
+
+class _Lenient(ProcessorMixin):  # type: ignore[misc]
+    """A processor that is told that it has no part for videos."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **{n: one for n, one in settings.items() if one is not None or "video" not in n})
 
 
 def to_device(inputs: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def _animation(data: bytes) -> VideoFrames:
 
     opened = Image.open(io.BytesIO(data))
     count = getattr(opened, "n_frames", 1)
-    frames, lasted = [], 0.0
+    frames, lasted = list[Any](), 0.0
     for number, frame in enumerate(ImageSequence.Iterator(opened)):
         frame.load()  # only then some formats tell how long it lasts
         lasted += frame.info.get("duration", 0)
@@ -61,9 +62,7 @@ def _animation(data: bytes) -> VideoFrames:
 def _film(data: bytes) -> VideoFrames:
     if find_spec("av") is None:
         raise ValueError("the video is in a format that cannot be decoded here")
-    import av
-
-    with av.open(io.BytesIO(data)) as opened:
+    with import_module("av").open(io.BytesIO(data)) as opened:
         stream = opened.streams.video[0]
         rate = float(stream.average_rate or 25)
         count = stream.frames or round(float(stream.duration or 0) * float(stream.time_base or 0) * rate)

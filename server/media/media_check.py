@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 MEMORY = 1 << 30  # bytes of address space beyond what it begins with
@@ -37,7 +38,9 @@ DAMAGED = "is damaged, cut short, or no valid"
 
 def main(kind: str, seconds: int, *limits: int) -> int:
     """Serve until the input ends."""
-    look = {"picture": prepare_pictures, "sound": prepare_sounds, "video": prepare_videos}[kind](*limits)
+    prepare: dict[str, Callable[..., Callable[[bytes, int], Answer] | None]]
+    prepare = {"picture": prepare_pictures, "sound": prepare_sounds, "video": prepare_videos}
+    look = prepare[kind](*limits)
     if look is None:
         return NO_LIBRARY
     confine()
@@ -102,9 +105,7 @@ def prepare_videos(max_pixels: int, max_side: int, max_frames: int) -> Callable[
     if prepare_pictures(max_pixels, max_side) is None:
         return None
     with suppress(ImportError):
-        import av  # what it loads, it loads now
-
-        del av
+        import_module("av")  # what it loads, it loads now
     return lambda data, _: (watch(data, max_pixels, max_side, max_frames), b"")
 
 
@@ -146,9 +147,7 @@ def animation_of(data: bytes) -> Iterator[tuple[int, int]]:
 
 def films_of(data: bytes) -> Iterator[tuple[int, int]]:
     """The size of each frame of a film."""
-    import av
-
-    with av.open(io.BytesIO(data)) as film:
+    with import_module("av").open(io.BytesIO(data)) as film:
         stream = film.streams.video[0]
         stream.codec_context.thread_count = 1  # this process may start no threads
         if (stream.width, stream.height) > (1 << 14, 1 << 14):

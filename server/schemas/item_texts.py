@@ -49,8 +49,9 @@ def input_part(given: str | Media) -> InputPart:
     if isinstance(given, str):
         return InputText(given)
     plain = Media(given.kind, given.digest, given.format, given.width, given.height)
-    kinds = {"image": InputImage, "audio": InputSound, "video": InputVideo}
-    return kinds[given.kind](given.url, plain)
+    if given.kind == "video":
+        return InputVideo(given.url, plain)
+    return InputImage(given.url, plain) if given.kind == "image" else InputSound(given.url, plain)
 
 
 def input_parts(text: str, media: Sequence[PlacedMedia]) -> list[InputPart]:

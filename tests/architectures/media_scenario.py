@@ -24,9 +24,10 @@ from architectures.scenario import _WORSE, FAST_FOLDER, STRICT, Mismatch, Report
 from tiny_models import make_tokenizer
 
 from cache.media_ids import MEDIA, is_first
+from scheduler.media.eyes import Eyes
 from scheduler.media.senses import PICTURES, Sense
 from scheduler.media.sight import Blind
-from scheduler.model.eyes import Eyes, senses_of
+from scheduler.model.eyes import senses_of
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, prepare
 from scheduler.model.media_probe import look
 

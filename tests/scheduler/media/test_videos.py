@@ -54,8 +54,7 @@ def test_films_are_decoded_by_pyav() -> None:
 
 
 def mp4(count: int) -> bytes:
-    import av
-
+    av = pytest.importorskip("av")
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as made:
         stream: Any = made.add_stream("mpeg4", rate=6)
