@@ -12,7 +12,16 @@ import torch
 from cache.media_ids import MEDIA
 from cache.memory.stream import put
 from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
-from scheduler.media.sight import OUTPUTS, Blind, FedPart, Sight, join_rows, positions_of, rows_of
+from scheduler.media.overlay import Overlay, laid_rows
+from scheduler.media.sight import (
+    OUTPUTS,
+    Blind,
+    FedPart,
+    Sight,
+    join_rows,
+    positions_of,
+    rows_of,
+)
 
 
 class JointSight:
@@ -27,7 +36,7 @@ class JointSight:
         if len(rules) > 1:
             raise Blind("media of several kinds see their rows in different ways")
         self._rule = rules.pop() if rules else BothWays.NEVER
-        self._merging: Any = None  # the hook of a forward that has not run yet
+        self._overlay = Overlay()
 
     # -- a timeline -------------------------------------------------------------------------------------------------
 
@@ -73,7 +82,7 @@ class JointSight:
 
     def inputs(self, tokens: torch.Tensor, parts: Sequence[FedPart]) -> dict[str, Any]:
         """See ``Sight.inputs``."""
-        self._forget_merge()
+        self._overlay.forget()
         rows = [rows for part in parts if part.media is not None for rows in part.media.rows(part.start, part.stop)]
         codes = self._codes(parts, tokens)
         found: dict[str, Any] = {"input_ids": tokens}
@@ -109,25 +118,8 @@ class JointSight:
                 tokens = torch.where(marked, sight.placeholder, tokens)
                 laid.append((marked, join_rows([rows_of(one) for one in mine])))
         embed = self.sights[0].model.get_input_embeddings()
-        if whole:
-            if laid:
-                self._merging = embed.register_forward_hook(lambda module, args, made: self._lay(made, laid))
-            return {"input_ids": tokens, OUTPUTS: whole}
-        return {"input_ids": None, "inputs_embeds": _laid(embed(torch.where(codes > 0, 0, tokens)), laid)}
-
-    def _lay(self, made: torch.Tensor, laid: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        self._forget_merge()
-        return _laid(made, laid)
-
-    def _forget_merge(self) -> None:
-        if self._merging is not None:
-            self._merging.remove()
-            self._merging = None
-
-
-def _laid(embedded: torch.Tensor, laid: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """``[1, T, width]`` with rows at the tokens that are marked."""
-    embedded = embedded.clone()
-    for marked, rows in laid:
-        embedded[marked] = rows.to(embedded)
-    return embedded
+        if not whole and not any(sight.way.laid for sight in self.sights):
+            return {"input_ids": None, "inputs_embeds": laid_rows(embed(torch.where(codes > 0, 0, tokens)), laid)}
+        if laid:
+            self._overlay.over(embed, laid)
+        return {"input_ids": tokens, **({OUTPUTS: whole} if whole else {})}

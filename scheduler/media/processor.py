@@ -127,15 +127,19 @@ def _class_of(model: str, settings: Any) -> Any:
 
 def _without_videos(kind: Any) -> Any:
     """The class of a processor, for all but videos: those need torchvision."""
-    names = [name for name in kind.get_attributes() if "video" not in name]
-    others = {name: None for name in kind.get_attributes() if "video" in name}
+    parts = kind.get_attributes()
+    names = [name for name in parts if "video" not in name]
+    members: dict[str, Any] = {"get_attributes": classmethod(lambda cls: names)}
+    wanted = inspect.signature(kind.__init__).parameters
+    if all(wanted[name].default is not inspect.Parameter.empty for name in parts if name not in names):
+        return type(kind.__name__, (kind,), members)
 
-    def begin(self: Any, *parts: Any, **settings: Any) -> None:
-        kind.__init__(self, **{**others, **dict(zip(names, parts, strict=False)), **settings})
+    def read(cls: Any, *given: Any, **options: Any) -> list[Any]:
+        """The parts of a processor, and None for those that it must be told and does not have."""
+        found = dict(zip(names, kind._get_arguments_from_pretrained.__func__(cls, *given, **options), strict=True))
+        return [found.get(name) for name in parts]
 
-    begin.__signature__ = inspect.signature(kind.__init__)  # type: ignore[attr-defined]
-    members = {"get_attributes": classmethod(lambda cls: names), "__init__": begin}
-    return type(kind.__name__, (kind, _Lenient), members)
+    return type(kind.__name__, (kind, _Lenient), {**members, "_get_arguments_from_pretrained": classmethod(read)})
 
 
 class _Lenient(ProcessorMixin):  # type: ignore[misc]

@@ -18,6 +18,7 @@ import torch
 from cache.media_ids import MEDIA
 from cache.memory.stream import put
 from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
+from scheduler.media.overlay import Overlay, laid_rows
 from scheduler.media.processor import Processed, to_device
 from scheduler.media.senses import PICTURES, SOUNDS, Sense
 
@@ -68,15 +69,17 @@ class FedPart(NamedTuple):
 @dataclass(frozen=True)
 class Way:
     """``whole``: the model is given token ids and what its encoder made, and merges them itself; else it is given
-    embeddings. ``typed``: it is told which tokens are pictures. ``rule``: what rows of a picture see.
+    embeddings, or with ``laid`` token ids, and rows are written over what it embeds. ``typed``: it is told which tokens
+    are pictures. ``rule``: what rows of a picture see.
     """
 
     whole: bool
     typed: bool
     rule: BothWays
+    laid: bool = False
 
     def __str__(self) -> str:
-        way = "as outputs of its encoder" if self.whole else "as embeddings"
+        way = "as outputs of its encoder" if self.whole else f"{'over' if self.laid else 'as'} embeddings"
         seen = "" if self.rule is BothWays.NEVER else f", rows see each other {self.rule}"
         return f"{way}{', with token types' if self.typed else ''}{seen}"
 
@@ -91,6 +94,7 @@ class Sight:
         if not any(name in self.accepts for name in self.sense.inputs):
             raise Blind(f"its forward takes no {' or '.join(self.sense.inputs)}")
         self._positions_owner = _owner(model, _POSITIONS)
+        self._overlay = Overlay()
         self.placeholder = -1
         self.together = False  # several pictures of one shape in one pass of the encoder change nothing
         self.like: EncodedRows | None = None  # the last ones: all have one shape but for their number
@@ -99,10 +103,10 @@ class Sight:
 
     def ways(self) -> Iterator[Way]:
         """Those that may be right, in the order in which they are tried."""
-        for whole in (True, False) if self._takes_outputs else (False,):
+        for whole, laid in ((True, False), (False, False), (False, True))[not self._takes_outputs :]:
             for rule in BothWays:
                 for typed in (False, True) if any(name in self.accepts for name in TYPES) else (False,):
-                    yield Way(whole, typed, rule)
+                    yield Way(whole, typed, rule, laid)
 
     # -- a picture --------------------------------------------------------------------------------------------------
 
@@ -179,9 +183,11 @@ class Sight:
         return found | (self.give_whole(tokens, marked, rows) if self.way.whole else self._embed(tokens, marked, rows))
 
     def _embed(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
-        embedded = self.model.get_input_embeddings()(torch.where(marked, 0, tokens)).clone()
-        embedded[marked] = join_rows([rows_of(one) for one in rows]).to(embedded)
-        return {"input_ids": None, "inputs_embeds": embedded}
+        made, embed = [(marked, join_rows([rows_of(one) for one in rows]))], self.model.get_input_embeddings()
+        if self.way.laid:
+            self._overlay.over(embed, made)
+            return {"input_ids": torch.where(marked, self.placeholder, tokens)}
+        return {"input_ids": None, "inputs_embeds": laid_rows(embed(torch.where(marked, 0, tokens)), made)}
 
     def give_whole(self, tokens: torch.Tensor, marked: torch.Tensor, rows: list[FedRows]) -> dict[str, Any]:
         """The arguments of a forward with what the encoder made, which the model merges at the tokens that are
