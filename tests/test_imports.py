@@ -158,8 +158,8 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
-    "cache": "errors tier media_ids durable_files files compiler memory segments pages attention tiers residency store "
-    "inventory",
+    "cache": "errors tier media_frames media_ids durable_files files compiler memory segments pages attention tiers "
+    "residency store inventory",
     "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
     "engine_config tokenizer_parts grammar_limits turn_receipt protocol logs cgroups extras kept_names model_names "
     "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu adapters media forward parallel model "
