@@ -40,7 +40,7 @@ class _Root(nn.Module):
         self.module = module
 
 
-class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+class CalledFunctions(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """The names of torch's functions that were called within."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def learn(
 @torch.no_grad()
 def ran(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
     """What ``module`` says, and whether it said so without one of torch's functions that compute."""
-    with _Called() as called:
+    with CalledFunctions() as called:
         out = module(*args, **kwargs)
     return out, called.names <= _MOVES
 

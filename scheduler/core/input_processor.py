@@ -52,12 +52,14 @@ class InputProcessor:
             return Refused(request.turn, "invalid_prompt", "What an adapter computes begins with no picture or sound.")
         if max(ids) >= MEDIA:
             media = self._place_media(request, ids)
-            return media if isinstance(media, Refused) else self._turn(request, ids, media)
-        return self._turn(request, ids)
+            return media if isinstance(media, Refused) else self._turn(request, ids, use, media)
+        return self._turn(request, ids, use)
 
-    def _turn(self, request: Submit, ids: array[int], media: TimelineMedia | None = None) -> Turn:
+    def _turn(
+        self, request: Submit, ids: array[int], use: AdapterUse | None, media: TimelineMedia | None = None
+    ) -> Turn:
         text = TextStream(self._vocabulary, self._limits.start or ids, request.stopping.stop, request.special)
-        turn = Turn(request, text, self._limits.start, media, self._use(request, ids))
+        turn = Turn(request, text, self._limits.start, media, use)
         if request.thinking is not None:
             spell = partial(self._vocabulary.spell_shown, special=request.special)
             turn.thinking = ThinkingState(request.thinking, spell)

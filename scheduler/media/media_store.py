@@ -1,4 +1,4 @@
-"""``MediaStore``: the media and sounds that the engine knows, and what its encoder has made of them."""
+"""``MediaStore``: the pictures or sounds that the engine knows, and what its encoder has made of them."""
 
 from __future__ import annotations
 

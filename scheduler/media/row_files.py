@@ -66,11 +66,12 @@ class RowFiles:
             return
         other = next(iter(sessions), None)
         self._places.setdefault(picture, set()).add(name)
+        copied: list[torch.Tensor] = []
         if other is None:
             assert rows is not None
+            copied = [part.detach().to("cpu", copy=True).contiguous() for part in rows]
             self._sizes[picture] = sum(part.numel() * part.element_size() for part in rows)
             self._make_room()
-        copied = [part.detach().to("cpu", copy=True).contiguous() for part in rows or ()]
         self._thread.submit(self._write, name, picture, other, copied)
 
     def load(self, picture: str) -> list[torch.Tensor] | None:

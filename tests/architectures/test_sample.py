@@ -21,6 +21,7 @@ SAMPLE = {
     ("qwen3_next", "causal"): "packed",
     ("mamba2", "causal"): "packed",
     ("jamba", "causal"): "packed, token by token",
+    ("zamba", "causal"): "packed, token by token",  # layers share a module
     ("bamba", "causal"): "packed",
     ("lfm2", "causal"): "packed",
     ("deepseek_v32", "causal"): "masked",

@@ -45,7 +45,8 @@ class FusedModule:
         self._limit = min(recording.limits, default=None)  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | None = None
-        if backend is not None and len(asked) == 1:
+        of_one_layer = len(asked) == 1 and isinstance(getattr(asked[0].module, "layer_idx", None), int)
+        if backend is not None and of_one_layer:  # several layers may share a module
             self._layer = LayerProgram(recording.blocks, asked[0], attention, kernel, backend)
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of

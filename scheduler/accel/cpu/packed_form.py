@@ -147,11 +147,16 @@ class PackedForm:
         """uint8 ``[blocks, bytes]`` of codes ``[rows, inside]``."""
         found = kernel()
         assert found is not None
-        return found.order(values, self.bits, self.together, 128 if self.bits == 8 and self.together == 4 else 0)
+        return found.order(values, self.bits, self.together, self._flipped if self.bits == 8 else 0)
 
     def _store_signed(self, values: torch.Tensor) -> torch.Tensor:
         """Bytes with a sign as they are stored."""
-        return values ^ 128 if self.together == 4 else values
+        return values ^ self._flipped
+
+    @property
+    def _flipped(self) -> int:
+        """The bits of a byte with a sign that are stored flipped."""
+        return 128 if self.together == 4 else 0
 
     def values(self, group: torch.Tensor, inside: int) -> torch.Tensor:
         """The reverse of ``packed``: float32 ``[64, inside]``."""
