@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from program_kit import CalledFunctions
 
 from scheduler.forward.mixers import _batch
 from scheduler.model.decode_graphs import DeviceReadWatch
-from tests.program_kit import CalledFunctions
 
 
 def test_rows_are_taken_without_a_copy_from_the_host() -> None:
