@@ -163,8 +163,8 @@ def write_case(folder: Path, name: str, config: Any = None) -> None:
     torch.manual_seed(0)
     config = CONFIGS[architecture]() if config is None else config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(3)  # so that tokens differ
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        embedding.weight.data.mul_(3)  # so that tokens differ; with larger layers rounding would choose other experts
     plain, packed = folder / "plain", folder / "packed"
     model.save_pretrained(plain)
     tensors = load_file(plain / "model.safetensors")

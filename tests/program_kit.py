@@ -78,7 +78,7 @@ def learn(
     def once(part: nn.Module) -> Any:
         return matrices.setdefault(part, linear(part))
 
-    def steps() -> Iterator[None]:
+    def steps(_: bool) -> Iterator[None]:
         for tokens in RECORDED:
             module(*make(tokens), **(keywords(tokens) if keywords else {}))
             yield

@@ -78,9 +78,9 @@ class Mode(ABC):
         """
         return False
 
-    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
-        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration.
-        Returns the number of modules.
+    def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
+        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration,
+        shorter ones for ``False``. Returns the number of modules.
         """
         return 0
 

@@ -201,7 +201,7 @@ class PackedMode(PagedMode):
         self.in_place = frozenset(stored - self.attention.transformed)
         return True
 
-    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+    def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """See ``Mode.fuse``."""
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:

@@ -36,7 +36,8 @@ DRIFT = 2e-2
 # Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
 _LENGTHS = (22, 42, 18)
 _HEAD = 10  # tokens that are run on their own, to see whether later ones change them
-_RECORDED = (23, 19)  # tokens of the steps that are recorded, together no more than the longest session
+_RECORDED = (13, 11, 17, 19, 23)  # tokens of the two steps that are recorded: the first that the model has no size of
+_OBSERVED = (7, 5)  # of those in which it is only seen which module is called after which
 _SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
 _STEPS = (
     ((0, 5),),
@@ -214,14 +215,22 @@ class Measurement:
             after()
         return [torch.cat(parts) for parts in got]
 
-    def steps(self, mode: Mode) -> Iterator[None]:
-        """Two steps of one session, of lengths that no size of the model has by chance."""
+    def steps(self, mode: Mode, recorded: bool = True) -> Iterator[None]:
+        """Two steps of one session, of lengths that no size of the model has by chance if they are ``recorded``."""
         like = max(self.sessions, key=lambda session: len(session.token_ids))
         runner, store = self.make_runner(mode)
         session = self.begin_session(like, mode, store)
-        for count in _RECORDED:
+        sizes = set(_sizes(self.model)) if recorded else set()
+        for count in [count for count in (_RECORDED if recorded else _OBSERVED) if count not in sizes][:2]:
             runner.run([(session, count)], range(count))
             yield
+
+
+def _sizes(model: Any) -> Iterator[int]:
+    """The numbers that may be sizes of its tensors."""
+    for parameter in model.parameters():
+        yield from parameter.shape
+    yield from (value for value in vars(model.config.get_text_config(decoder=True)).values() if type(value) is int)
 
 
 def _agree(errors: list[float]) -> bool:

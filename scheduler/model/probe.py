@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,6 +103,7 @@ def probe(
         return trial.find_windowed(trial.probe_divided())
     if packing is not None:
         trial.rounding = max(trial.rounding, packing.tolerance)
+        trial.fuses = True
     verdict = (
         trial.choose((*modes, *last), trial.rounding, only=first)
         or trial.choose(modes, trial.rounding)
@@ -137,6 +139,7 @@ class _Trial(Measurement):
     ) -> None:
         super().__init__(model, layers, page_size, rope, followers)
         self.tried: list[str] = []
+        self.fuses = False  # ``fuse`` is called after ``choose``
         self._thresholds = Thresholds(self, context) if followers is None else None
 
     def choose(self, kinds: tuple[type[Mode], ...], tolerance: float, only: str | None = None) -> Verdict | None:
@@ -153,7 +156,7 @@ class _Trial(Measurement):
                     if measured.error > tolerance:
                         raise Unsupported(f"error {measured.error:.1e}")
                     crossed, unproven = self._past(mode, tolerance)
-                    if mode.learn() and self.measure(mode).error > tolerance:
+                    if mode.learn() and not self.fuses and self.measure(mode).error > tolerance:
                         mode.in_place = frozenset()
                     self.tried.append(f"{describe(mode)}: {_agrees(self.model.dtype, tolerance)} {measured.error:.1e}")
                     report = ", ".join(self.tried)
@@ -206,17 +209,37 @@ class _Trial(Measurement):
 
     def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
         """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how
-        many modules."""
+        many modules. What the mode has learned is measured with them: each measurement takes as long as a prompt."""
         allowed = max(self.rounding, 2 * error)  # a mode may have been taken for its own drift
-        fused = mode.fuse(packing, lambda: self.steps(mode))
-        if not fused or mode.fusion is None or self.measure(mode).error <= allowed:
+        try:
+            fused = mode.fuse(packing, partial(self.steps, mode))
+        except Exception:  # whatever a mode raises with what it has learned
+            mode.unfuse()
+            mode.in_place = frozenset()
+            fused = mode.fuse(packing, partial(self.steps, mode))
+        if not (fused or mode.in_place) or self._is_right(mode, allowed):
             return fused
+        with mode.uncompiled(programs=False):
+            learned = self._is_right(mode, allowed)
+        if not learned:
+            mode.in_place = frozenset()
+            if self._is_right(mode, allowed):
+                return fused
+        if not fused or mode.fusion is None:
+            return 0
         mode.fusion.unlink()
-        if self.measure(mode).error <= allowed:
+        if self._is_right(mode, allowed):
             return fused
         log.info("modules run uncompiled: as programs their results were wrong together")
         mode.unfuse()
         return 0
+
+    def _is_right(self, mode: Mode, allowed: float) -> bool:
+        try:
+            return self.measure(mode).error <= allowed
+        except Exception as error:  # whatever a mode raises with what it has learned
+            log.debug("%s: %s", describe(mode), first_line(error, 160))
+            return False
 
     def compile(self, mode: Mode, error: float, compiling: CompileOptions) -> int:
         """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
@@ -244,7 +267,7 @@ class _Trial(Measurement):
         compiled, plain = [], []
         for _ in range(_ROUNDS):
             compiled.append(self._seconds(mode))
-            with mode.uncompiled():
+            with mode.uncompiled(programs=False):
                 plain.append(self._seconds(mode))
         best = [[min(column) for column in zip(*rows, strict=True)] for rows in (compiled, plain)]
         return float(max(mine / theirs for mine, theirs in zip(*best, strict=True)))

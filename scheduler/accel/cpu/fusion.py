@@ -211,9 +211,9 @@ class Fusion:
             for fused in self._fused:
                 fused.aside = False
 
-    def find(self, root: torch.nn.Module, steps: Callable[[], Iterator[None]]) -> None:
-        """Fuse and install the modules of ``root`` that can be. ``steps()`` runs two steps of different lengths, one
-        per iteration.
+    def find(self, root: torch.nn.Module, steps: Callable[[bool], Iterator[None]]) -> None:
+        """Fuse and install the modules of ``root`` that can be. ``steps`` runs two steps of different lengths, one
+        per iteration; shorter ones for ``False``.
         """
         trying = list(_children(root))
         while trying:
@@ -233,13 +233,13 @@ class Fusion:
         for fused in self._fused:
             fused.set_chain([], [], self._origins)
 
-    def _link(self, steps: Callable[[], Iterator[None]]) -> None:
+    def _link(self, steps: Callable[[bool], Iterator[None]]) -> None:
         """Make chains of modules that are called one after the other, each once per step, with arguments that the first
         one's call tells.
         """
         chains: list[Any] = []
         with record_calls(self._fused) as calls:
-            for _ in steps():
+            for _ in steps(False):
                 chains = list(self._chains(calls))
                 calls.clear()
         for first, *behind in chains:
@@ -264,11 +264,13 @@ class Fusion:
         if len(chain) > 1:
             yield chain
 
-    def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, FusedModule]:
+    def _record(
+        self, modules: list[torch.nn.Module], steps: Callable[[bool], Iterator[None]]
+    ) -> dict[Any, FusedModule]:
         found: dict[Any, FusedModule] = {}
         watches = [ModuleRecorder(module, partial(record, self._attention, self._linear)) for module in modules]
         with record_modules(watches):
-            for _ in steps():
+            for _ in steps(True):
                 pass
         for watch in watches:
             try:

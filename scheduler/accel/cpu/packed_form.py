@@ -97,41 +97,41 @@ class PackedForm:
         return count * scales.itemsize, count * minima.itemsize * self.minima
 
     def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
-        """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer."""
+        """uint8 ``[groups, nbytes]`` of some rows, 64 to a group; the last one is padded."""
         rows = _rows(source, start, stop)
         parts = [self._scales(rows.scales, rows.coarse_scales, rows.fine_scales)]
         if self.zeros:
-            parts.append(self._numbers(_as_columns(_check_known(rows.zeros))))
+            parts.append(self._numbers(as_columns(_check_known(rows.zeros))))
         elif self.minima:
             parts.append(self._scales(rows.minima, rows.coarse_minima, rows.fine_minima))
-        blocks = torch.cat([*parts, self._values(rows.values)], 1)
+        blocks = torch.cat([*parts, self._values(rows.values)], 2)
         if self.table:
             table = torch.zeros(TABLE_BYTES, dtype=torch.uint8)
             table[: len(self.table)] = self._store_signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
-            return torch.cat([table, self._with_coarse(rows, blocks)])
+            return torch.cat([table.expand(len(blocks), -1), self._with_coarse(rows, blocks)], 1)
         return self._with_coarse(rows, blocks)
 
     def _with_coarse(self, rows: PackedRows, blocks: torch.Tensor) -> torch.Tensor:
         if not self.fine:
-            return blocks.flatten()
-        coarse = [_as_columns(_check_known(rows.coarse_scales)).half()]
+            return blocks.flatten(1)
+        coarse = [as_columns(_check_known(rows.coarse_scales)).half()]
         if self.minima:
-            coarse.append(_as_columns(_check_known(rows.coarse_minima)).half())
-        before = torch.cat([part.view(torch.uint8) for part in coarse], 1)
-        return torch.cat([before, blocks.view(len(before), -1)], 1).flatten()
+            coarse.append(as_columns(_check_known(rows.coarse_minima)).half())
+        before = torch.cat([part.view(torch.uint8) for part in coarse], 2)
+        return torch.cat([before, blocks.view(*before.shape[:2], -1)], 2).flatten(1)
 
     def _scales(
         self, whole: torch.Tensor | None, coarse: torch.Tensor | None, fine: torch.Tensor | None
     ) -> torch.Tensor:
-        """uint8 ``[blocks, bytes]``: for each part of a block a number for each of 64 columns."""
+        """uint8 ``[groups, blocks, bytes]``: for each part of a block a number for each of 64 columns."""
         if self.fine:
-            columns = _as_columns(_check_known(fine).to(torch.int8))
+            columns = as_columns(_check_known(fine).to(torch.int8))
         else:
             if whole is None:
                 whole = (
                     _check_known(coarse)[..., None] * _check_known(fine).view(*_check_known(coarse).shape, -1)
                 ).flatten(1)
-            columns = _as_columns(whole)
+            columns = as_columns(whole)
             if not self.floats:
                 halves = columns.half()
                 if not torch.equal(halves.float(), columns):
@@ -140,11 +140,11 @@ class PackedForm:
         return self._numbers(columns)
 
     def _numbers(self, columns: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[blocks, bytes]`` of numbers ``[parts of blocks, 64]``."""
-        return columns.view(-1, BLOCK // self.group * GROUP).view(torch.uint8)
+        """uint8 ``[groups, blocks, bytes]`` of numbers ``[groups, parts of blocks, 64]``."""
+        return columns.view(len(columns), -1, BLOCK // self.group * GROUP).view(torch.uint8)
 
     def _values(self, values: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[blocks, bytes]`` of codes ``[rows, inside]``."""
+        """uint8 ``[groups, blocks, bytes]`` of codes ``[rows, inside]``."""
         found = kernel()
         assert found is not None
         return found.order(values, self.bits, self.together, self._flipped if self.bits == 8 else 0)
@@ -230,9 +230,10 @@ def _rows(source: PackedSource, start: int, stop: int) -> PackedRows:
     return replace(rows, **repeated)
 
 
-def _as_columns(numbers: torch.Tensor) -> torch.Tensor:
-    """``[rows, n]`` as ``[n, 64]``, padded with zeros."""
-    return F.pad(numbers, (0, 0, 0, GROUP - len(numbers))).t().contiguous()
+def as_columns(numbers: torch.Tensor) -> torch.Tensor:
+    """``[rows, n]`` as ``[groups, n, 64]``, padded with zeros."""
+    padded = F.pad(numbers, (0, 0, 0, -len(numbers) % GROUP))
+    return padded.view(-1, GROUP, numbers.shape[1]).transpose(1, 2).contiguous()
 
 
 def _is_whole(source: PackedSource) -> bool:

@@ -12,6 +12,7 @@ from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import in_order
 
 __all__ = ["NotPackable", "PackedMatrix"]
+_TOGETHER = 1 << 20  # values that are packed at a time, if 64 rows have not more
 
 
 class PackedMatrix(Matrix):
@@ -21,7 +22,7 @@ class PackedMatrix(Matrix):
     """
 
     def __init__(self, source: PackedSource, experts: int = 1) -> None:
-        """Copies a packed weight, 64 rows at a time. Raises ``NotPackable``."""
+        """Copies a packed weight, some rows at a time. Raises ``NotPackable``."""
         each = source.out // experts
         groups = -(-each // GROUP)
         self.out, self.inside, self.limit = each if experts == 1 else experts * groups * GROUP, source.inside, None
@@ -36,12 +37,14 @@ class PackedMatrix(Matrix):
             self._copy(source, form.exact)
 
     def _copy(self, source: PackedSource, form: PackedForm | RealForm) -> None:
-        size = form.nbytes(self.inside)
+        size, together = form.nbytes(self.inside), max(1, _TOGETHER // (GROUP * self.inside))
         data = huge.empty(self._experts * self._groups * size, torch.uint8)
-        for number, to in enumerate(data.view(-1, size)):
-            start = number // self._groups * self._each + number % self._groups * GROUP
-            stop = min(start + GROUP, (number // self._groups + 1) * self._each)
-            to.copy_(form.pack(source, start, stop))
+        for expert, groups in enumerate(data.view(self._experts, -1, size)):
+            first, last = expert * self._each, (expert + 1) * self._each
+            for some in groups.split(together):
+                stop = min(first + len(some) * GROUP, last)
+                some.copy_(form.pack(source, first, stop))
+                first = stop
         self.data, self._form, self.kind = data, form, form.type
         self.order = None if source.order is None else source.order.numpy()
 

@@ -16,6 +16,7 @@ import torch
 
 from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, build
+from scheduler.accel.cpu.matrix import GROUP
 
 log = logging.getLogger("warmturn.engine")
 _ALIGNED = 16  # floats
@@ -86,14 +87,14 @@ class ProgramKernel:
         self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
 
     def order(self, codes: torch.Tensor, bits: int, together: int, flipped: int = 0) -> torch.Tensor:
-        """Codes as products read them, uint8 ``[blocks of 32 elements, 8 * bits * 32]``: of each column ``together``
-        elements after each other. ``codes``: uint8 ``[columns, inside]`` of at most 64 columns, padded with zeros;
-        ``flipped``: bits that are stored the other way round.
+        """Codes as products read them, uint8 ``[groups of 64 columns, blocks of 32 elements, 8 * bits * 32]``: of each
+        column ``together`` elements after each other. ``codes``: uint8 ``[columns, inside]``; the last group is padded
+        with zeros. ``flipped``: bits that are stored the other way round.
         """
-        codes = codes.contiguous()
-        columns, inside = codes.shape
-        to = torch.empty(-(-inside // 32), 256 * bits, dtype=torch.uint8)
-        self._order(_Codes(codes.data_ptr(), columns, inside, bits, together, flipped, to.data_ptr()))
+        some = [one.contiguous() for one in codes.split(GROUP)]
+        to = torch.empty(len(some), -(-codes.shape[1] // 32), 256 * bits, dtype=torch.uint8)
+        for one, place in zip(some, to, strict=True):
+            self._order(_Codes(one.data_ptr(), *one.shape, bits, together, flipped, place.data_ptr()))
         return to
 
     def reserve(self, floats: int) -> None:

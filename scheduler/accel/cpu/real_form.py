@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import GROUP, PACKED
-from scheduler.accel.cpu.packed_form import BLOCK, NIBBLES, TABLE_BYTES, NotPackable
+from scheduler.accel.cpu.packed_form import BLOCK, NIBBLES, TABLE_BYTES, NotPackable, as_columns
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import E4M3
@@ -59,19 +58,19 @@ class RealForm:
         return BLOCK * GROUP // (2 if self.table else 1)
 
     def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
-        """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer. Raises NotPackable for more than that."""
+        """uint8 ``[groups, nbytes]`` of some rows, 64 to a group; the last one is padded. Raises ``NotPackable``."""
         rows = source.rows(start, stop)
         found = kernel()
         if rows.scales is None or found is None:
             raise NotPackable("it has no scales" if found else "there is no kernel that would read it")
         codes = found.order(rows.values, 4 if self.table else 8, 1)
         each = self.every * BLOCK
-        scales = F.pad(rows.scales.repeat_interleave(source.group // each, 1), (0, 0, 0, GROUP - len(rows.values)))
-        columns = scales.t().contiguous().view(torch.uint8)
-        blocks = torch.cat([columns, codes.reshape(len(columns), -1)], 1).flatten()
+        columns = as_columns(rows.scales.repeat_interleave(source.group // each, 1)).view(torch.uint8)
+        blocks = torch.cat([columns, codes.reshape(*columns.shape[:2], -1)], 2).flatten(1)
         if not self.table:
             return blocks
-        return torch.cat([torch.tensor(self.table, dtype=torch.float32).view(torch.uint8), blocks])
+        table = torch.tensor(self.table, dtype=torch.float32).view(torch.uint8)
+        return torch.cat([table.expand(len(blocks), -1), blocks], 1)
 
     def values(self, group: torch.Tensor, inside: int) -> torch.Tensor:
         """The reverse of ``packed``: float32 ``[64, inside]``."""

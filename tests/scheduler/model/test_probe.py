@@ -19,12 +19,15 @@ from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, Windows, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
+from scheduler.accel.cpu.packing import Packing
+from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode
 from scheduler.model import probe as probe_module
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import Measurement, describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.runner import ModelRunner
 
 PAGE = 4
 PROMPT = list(range(60, 90))
@@ -68,6 +71,37 @@ def test_layers_that_expand_what_the_cache_gives_them_are_not() -> None:
     assert verdict.mode.in_place == frozenset()
     shape = verdict.shapes[0]
     assert {shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim} == {16, 8}  # latents and RoPE keys
+
+
+def test_what_was_wrongly_learned_is_found_where_it_is_measured_with_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learn(mode: PackedMode) -> bool:
+        mode.in_place = frozenset(range(4))
+        return True
+
+    monkeypatch.setattr(PackedMode, "learn", learn)
+    model = make_model("deepseek_v3")
+    verdict = probe(model, read_layers(model.config), PAGE, packing=Packing({}))
+    verdict.mode.remove()
+    assert verdict.mode.name == "packed"
+    assert not verdict.mode.in_place
+
+
+def test_steps_that_are_recorded_have_lengths_that_no_tensor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("llama")
+    model.register_parameter("of_13", torch.nn.Parameter(torch.empty(13)))
+    measurement = Measurement(model, read_layers(model.config), PAGE, None)
+    mode, fed = next(measurement.candidates((PackedMode,))), []
+    run = ModelRunner.run
+
+    def watched(runner: ModelRunner, work: Any, keep: Any) -> torch.Tensor:
+        fed.append(work[0][1])
+        return run(runner, work, keep)
+
+    monkeypatch.setattr(ModelRunner, "run", watched)
+    with installed(mode):
+        for _ in measurement.steps(mode):
+            pass
+    assert fed == [11, 17]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
