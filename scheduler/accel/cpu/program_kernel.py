@@ -91,7 +91,7 @@ class ProgramKernel:
         column ``together`` elements after each other. ``codes``: uint8 ``[columns, inside]``; the last group is padded
         with zeros. ``flipped``: bits that are stored the other way round.
         """
-        some = [one.contiguous() for one in codes.split(GROUP)]
+        some = [one.contiguous() for one in torch.split(codes, GROUP)]
         to = torch.empty(len(some), -(-codes.shape[1] // 32), 256 * bits, dtype=torch.uint8)
         for one, place in zip(some, to, strict=True):
             self._order(_Codes(one.data_ptr(), *one.shape, bits, together, flipped, place.data_ptr()))
