@@ -8,21 +8,24 @@ from typing import Any
 
 import torch
 
+from scheduler.pooling.scoring_head import ScoringHead
 from scheduler.pooling.segments import SegmentAttention, Unsegmented
 
 
 class PackedInputs:
     """Runs ``model`` of transformers on inputs in one row, each with positions and attention of its own. Whether that
-    gives what each input gives alone is to be measured.
+    gives what each input gives alone is to be measured. ``head``: of a cross-encoder, for the hidden states.
     """
 
-    def __init__(self, model: Any, first: int) -> None:
-        """``first``: the position of an input's first token. Raises Unsegmented for a model that is told no positions,
-        and what it raises itself when its attention function is replaced.
+    def __init__(self, model: Any, first: int, scores: bool) -> None:
+        """``first``: the position of an input's first token. ``scores``: it is a cross-encoder. Raises Unsegmented for
+        a model that is told no positions, and what it raises itself when its attention function is replaced.
         """
-        if "position_ids" not in inspect.signature(model.forward).parameters:
+        self.head = ScoringHead(model) if scores else None
+        self._model = model if self.head is None else self.head.base
+        if "position_ids" not in inspect.signature(self._model.forward).parameters:
             raise Unsegmented("the model's forward takes no position_ids")
-        self._model, self._first = model, first
+        self._first = first
         self._attention = SegmentAttention()
         self._before = model.config._attn_implementation
         model.set_attn_implementation(self._attention.name)

@@ -16,6 +16,7 @@ from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import pack_ids, unpack_ids
 
 WASTE = 1.1  # padded tokens of a forward over those of its inputs, at most
+SCORED = 3.0  # the same, where layers have run and the head of a cross-encoder takes a token or a mean
 LENGTHS = (5, 23, 11)  # tokens of the inputs on which it is measured how they may share a forward
 AGREE = 1e-4  # of the largest number; of half the bits in low precision
 PRECISE = torch.float32
@@ -71,26 +72,34 @@ class Pooler:
     @torch.inference_mode()
     def run(self, inputs: Sequence[PoolInput]) -> torch.Tensor:
         """The vectors ``[N, D]`` of these inputs, float32 on the host, in one forward."""
-        rows = [unpack_ids(one.ids) for one in inputs]
         if self._packed is not None:
-            return self._run_packed(self._packed, inputs, rows)
+            return self._run_packed(self._packed, inputs)
+        given = self._padded(inputs)
+        return self.head(self.model(**given, return_dict=True), given["attention_mask"], self._skips(inputs)).cpu()
+
+    def _padded(self, inputs: Sequence[PoolInput]) -> dict[str, torch.Tensor]:
+        """What the model is given for these inputs at one length, ``[B, T]`` each."""
+        rows = [unpack_ids(one.ids) for one in inputs]
         ids, mask = self._pad([torch.tensor(row) for row in rows], self._pad_id)
         given = {"input_ids": ids, "attention_mask": mask}
         if self._typed:
             given["token_type_ids"] = self._pad(
                 [torch.tensor([*(one.types or bytes(len(row)))]) for one, row in zip(inputs, rows, strict=True)], 0
             )[0]
-        return self.head(self.model(**given, return_dict=True), mask, self._skips(inputs)).cpu()
+        return given
 
-    def _run_packed(self, packed: PackedInputs, inputs: Sequence[PoolInput], rows: Sequence[Any]) -> torch.Tensor:
+    def _run_packed(self, packed: PackedInputs, inputs: Sequence[PoolInput]) -> torch.Tensor:
         """The same side by side. Inputs of similar lengths are pooled together, which takes them padded."""
+        rows = [unpack_ids(one.ids) for one in inputs]
         states = packed.run(rows, [one.types for one in inputs] if self._typed else None)
         vectors: list[torch.Tensor] = [states[0]] * len(inputs)
-        for group in self._alike([len(row) for row in rows]):
+        for group in self._alike([len(row) for row in rows], WASTE if packed.head is None else SCORED):
             hidden, mask = self._pad([states[place] for place in group], 0)
+            some = [inputs[place] for place in group]
             output = SimpleNamespace(last_hidden_state=hidden)
-            pooled = self.head(output, mask, self._skips([inputs[place] for place in group])).cpu()
-            for place, vector in zip(group, pooled, strict=True):
+            if packed.head is not None:
+                output = packed.head(hidden, self._padded(some))
+            for place, vector in zip(group, self.head(output, mask, self._skips(some)).cpu(), strict=True):
                 vectors[place] = vector
         return torch.stack(vectors)
 
@@ -112,12 +121,12 @@ class Pooler:
             return [sorted(range(len(lengths)), key=lambda place: -lengths[place])]
         return self._alike(lengths)
 
-    def _alike(self, lengths: Sequence[int]) -> list[list[int]]:
+    def _alike(self, lengths: Sequence[int], waste: float = WASTE) -> list[list[int]]:
         """Places of inputs of similar lengths."""
         groups: list[list[int]] = []
         held = 0  # tokens of the inputs in the last group
         for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-            if groups and self._joins(lengths[groups[-1][0]], lengths[place], len(groups[-1]), held):
+            if groups and self._joins(lengths[groups[-1][0]], lengths[place], len(groups[-1]), held, waste):
                 groups[-1].append(place)
                 held += lengths[place]
             else:
@@ -125,9 +134,9 @@ class Pooler:
                 held = lengths[place]
         return groups
 
-    def _joins(self, longest: int, length: int, count: int, held: int) -> bool:
+    def _joins(self, longest: int, length: int, count: int, held: int, waste: float) -> bool:
         """Whether an input joins a group of ``count`` with ``held`` tokens."""
-        return longest == length or (self.shares and longest * (count + 1) <= WASTE * (held + length))
+        return longest == length or (self.shares and longest * (count + 1) <= waste * (held + length))
 
     def measure(self, width: int) -> None:
         """Find out how inputs may share a forward so that each gives what it gives alone. ``width``: of the
@@ -138,9 +147,9 @@ class Pooler:
         draws = [torch.randint(0, len(usable), (count,), generator=generator).tolist() for count in LENGTHS]
         made = [PoolInput(pack_ids([usable[i] for i in draw])) for draw in draws]
         alone = torch.cat([self.run([one]) for one in made])
-        for first in dict.fromkeys((0, self._pad_id + 1)) if self.head.pooling is not None else ():
+        for first in dict.fromkeys((0, self._pad_id + 1)):
             try:
-                self._packed = PackedInputs(self.model, first)
+                self._packed = PackedInputs(self.model, first, self.head.pooling is None)
             except Exception:  # no such attention, which each model says in its own way
                 break
             if self._agrees(made, alone):

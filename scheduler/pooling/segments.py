@@ -71,9 +71,9 @@ class SegmentAttention:
         finally:
             self._lengths = ()
 
-    def mask(self, **rule: Any) -> SegmentMask:
-        """What a model gets for its mask, and hands to its layers. Raises Unsegmented."""
-        return SegmentMask(rule)
+    def mask(self, **rule: Any) -> SegmentMask | None:
+        """What a model gets for its mask, and hands to its layers; None where these do not run. Raises Unsegmented."""
+        return SegmentMask(rule) if self._lengths else None
 
     def __call__(
         self,

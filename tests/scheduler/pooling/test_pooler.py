@@ -11,12 +11,16 @@ from pooling_kit import spread
 from torch import nn
 from transformers import (
     MistralConfig,
+    MistralForSequenceClassification,
     MistralModel,
     ModernBertConfig,
+    ModernBertForSequenceClassification,
     ModernBertModel,
     MPNetConfig,
+    MPNetForSequenceClassification,
     MPNetModel,
     RobertaConfig,
+    RobertaForSequenceClassification,
     RobertaModel,
 )
 
@@ -76,6 +80,14 @@ MODELS: dict[str, Any] = {  # how each is run: a table of positions that begins 
     ),
     "packed, only back": (MistralModel, MistralConfig(sliding_window=6, num_key_value_heads=1, **SIZES)),
     "padded": (MPNetModel, MPNetConfig(**SIZES)),
+    # heads that take the first token, a mean, the last token
+    "packed, scores": (RobertaForSequenceClassification, RobertaConfig(num_labels=3, **SIZES)),
+    "packed, scores of means": (
+        ModernBertForSequenceClassification,
+        ModernBertConfig(local_attention=8, global_attn_every_n_layers=2, classifier_pooling="mean", **SIZES),
+    ),
+    "packed, scores of the last": (MistralForSequenceClassification, MistralConfig(num_key_value_heads=1, **SIZES)),
+    "padded, scores": (MPNetForSequenceClassification, MPNetConfig(**SIZES)),
 }
 
 
@@ -85,7 +97,8 @@ def test_inputs_that_share_a_forward_give_what_each_gives_alone(name: str) -> No
     kind, config = MODELS[name]
     torch.manual_seed(5)
     model = spread(kind(config))
-    made = Pooler(model, VectorHead(PoolingModule({"pooling_mode": ["mean", "lasttoken"]})), 1, False)
+    pooling = None if "scores" in name else PoolingModule({"pooling_mode": ["mean", "lasttoken"]})
+    made = Pooler(model, VectorHead(pooling), 1, False)
     lengths = [40, 3, 17, 40, 40, 9, 17]
     inputs = [PoolInput(pack_ids([2 + (7 * n + i * i) % 40 for i in range(size)])) for n, size in enumerate(lengths)]
     alone = torch.cat([made.run([one]) for one in inputs])  # before it was measured: nothing is shared

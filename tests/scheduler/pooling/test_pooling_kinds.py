@@ -13,6 +13,7 @@ import torch
 from pooling_kit import CHAIN, LONGEST, TEXTS, WIDTH, body_of, hidden_of, pooling_tokenizer, save_cross_encoder
 from pooling_kit import save_embedder as save
 from torch.nn.functional import normalize
+from transformers import BertForSequenceClassification
 
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadFailed
@@ -124,11 +125,12 @@ def test_a_cross_encoder_gives_the_activation_of_its_logits(tmp_path: Path) -> N
     }
     for name, (settings, activation) in kinds.items():
         pooler, facts = load(save_cross_encoder(tmp_path / name, **settings))
-        assert (facts.task, facts.pooling and facts.pooling.width) == ("score", 1)
+        assert (facts.task, facts.pooling and facts.pooling.width, facts.mode) == ("score", 1, "packed")
+        alone = BertForSequenceClassification.from_pretrained(tmp_path / name)
         scores = pooler.run(given)
         for row, one in zip(scores, made, strict=True):
             with torch.inference_mode():
-                logits = pooler.model(**{key: torch.tensor([value]) for key, value in one.items()}).logits[0]
+                logits = alone(**{key: torch.tensor([value]) for key, value in one.items()}).logits[0]
             assert (row - activation(logits)).abs().max() < NEAR, name
     assert load(save_cross_encoder(tmp_path / "three", labels=3))[0].run(given).shape == (3, 3)
 
