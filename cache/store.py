@@ -101,19 +101,19 @@ class SessionStore:
                 shared, ids = stored, head.shareable
         return shared, ids[shared] if shared < len(ids) else None
 
-    def first_token(self, tenant: str, name: str) -> int | None:
-        """The first token of what is cached or stored of the named session, as the cache knows it."""
+    def timeline_of(self, tenant: str, name: str, length: int | None = None) -> array[int]:
+        """What is cached or stored of the named session, or its first ``length`` tokens, as the cache knows them."""
         session = self.find(tenant, name)
         if session is not None:
-            return session.token_ids[0] if session.length else None
+            return session.token_ids[: session.length][:length]
         head = None if self.archive is None else self.archive.disk.head(Owner(tenant, name, True))
-        return None if head is None else next(iter(head.tip.timeline(1)[0]), None)
+        return array("i") if head is None else head.tip.timeline(length)[0]
 
     def is_of_other_weights(self, tenant: str, name: str, prompt: array[int]) -> bool:
         """Whether what is cached or stored of the named session was computed with another adapter than ``prompt`` will
         be, see ``TimelineKey``.
         """
-        first = self.first_token(tenant, name)
+        first = next(iter(self.timeline_of(tenant, name, 1)), None)
         return first is not None and first != prompt[0] and (is_marked(first) or is_marked(prompt[0]))
 
     def acquire(

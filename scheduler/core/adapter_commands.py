@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from cache.pages.timeline_key import TimelineKey
+from cache.pages.session import common_prefix
+from cache.pages.timeline_key import MARKED, TimelineKey
 from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from scheduler.adapters.adapter import AdapterUse
 from scheduler.adapters.adapter_set import AdapterSet
@@ -66,9 +67,12 @@ class AdapterCommands:
         if self._adapters is not None:
             self._adapters.unload(request.name)
 
-    def key_of(self, first: int | None, ids: array[int]) -> TimelineKey | None:
-        """The loaded adapter with which all of a timeline of ``ids`` was computed that the cache knows by this first
-        token.
+    def key_of(self, known: array[int], ids: array[int]) -> TimelineKey | None:
+        """The loaded adapter with which a timeline of ``ids`` was computed that the cache knows as ``known``; None: no
+        token of it.
         """
-        uses = (AdapterUse(adapter, 0) for adapter in self._adapters or ())
-        return next((use for use in uses if use.mark(ids[:1])[0] == first), None)
+        begin = common_prefix(known, ids)
+        marked = known[begin : min(begin + MARKED, len(ids))]
+        uses = (AdapterUse(adapter, begin) for adapter in self._adapters or ())
+        same = (use for use in uses if use.mark(ids[begin : begin + len(marked)], begin) == marked)
+        return next(same, None) if marked else None

@@ -104,7 +104,7 @@ class SessionCommands:
         else:
             owner = Owner(request.tenant, request.session, True)
             ids = None if request.token_ids is None else unpack_ids(request.token_ids)
-            if ids and (key := self.adapters.key_of(self._store.first_token(*owner[:2]), ids)) is not None:
+            if ids and (key := self.adapters.key_of(self._store.timeline_of(*owner[:2]), ids)) is not None:
                 ids = key.mark(ids)
             self._store.archive.export(owner, session, ids, Path(request.folder), told)
 

@@ -17,6 +17,8 @@ from tiny_models import greedy, make_model
 
 from cache.tier import Tier
 from scheduler.adapters.checkpoint import BadAdapter
+from scheduler.core.session_commands import SessionCommands
+from scheduler.protocol import Export, Import, Imported, pack_ids
 
 NAME = "gpt_oss"  # it has biases
 PROMPT = [65 + i % 23 for i in range(11)]
@@ -185,6 +187,46 @@ def test_an_activated_lora_goes_on_from_the_models_own_kv(tmp_path: Path) -> Non
     assert back.tokens == greedy(model, [*answered, 79], 3, back.tokens)
     assert back.receipt is not None
     assert back.receipt.loaded == {Tier.DISK: len(answered)}
+    kit.leave()
+    kit.adapters.remove()
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize("invocation", [[], CALL])
+def test_a_session_of_an_adapter_moves_to_another_server(
+    tmp_path: Path, invocation: list[int], is_on_disk: bool
+) -> None:
+    """All of its KV, also before the invocation; there it serves the adapter, and the model as far as it is its."""
+    parts = make_parts(plain(), ATTENTION, 4, 1)
+    settings = {"alora_invocation_tokens": invocation} if invocation else {}
+    folder = save_adapter(tmp_path / "x", parts, 4, 4 * SCALE, **settings)
+    asked, begin = [*PROMPT, *CALL, 75], len(PROMPT) if invocation else 0
+    oracle = activated(parts, begin)
+
+    def kit_at(place: str) -> tuple[Kit, SessionCommands]:
+        kit = Kit(NAME, folder=tmp_path / place)
+        kit.adapters.load("x", folder)
+        return kit, SessionCommands(kit.store, kit.fingerprint, adapters=kit.adapters)
+
+    kit, clerk = kit_at("here")
+    said = [*asked, *kit.ask(asked, 5, adapter="x", session="s").tokens]
+    if is_on_disk:
+        kit.leave()
+        kit.adapters.remove()
+        kit, clerk = kit_at("here")
+    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(said)))
+    kit.settle()
+    assert [(told.request, told.tokens) for told in clerk.take()] == [("r", len(said) - 1)]
+    kit.adapters.remove()
+    kit, clerk = kit_at("there")
+    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    kit.settle()
+    assert clerk.take() == [Imported("q", len(said) - 1)]
+    for adapter, model, reused in (("x", oracle, len(said) - 1), ("", plain(), begin)):
+        outcome = kit.ask([*said, 77], 4, tenant="b", session="moved", adapter=adapter)
+        assert outcome.tokens == greedy(model, [*said, 77], 4, outcome.tokens)
+        assert outcome.receipt is not None
+        assert outcome.receipt.cached == reused
     kit.leave()
     kit.adapters.remove()
 
