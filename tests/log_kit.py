@@ -121,19 +121,25 @@ def sqlite(path: Path, *statements: str) -> list[Any]:
     return rows
 
 
+def as_format_10(path: Path) -> None:
+    """Take back what format 11 has brought."""
+    sqlite(path, "DROP TABLE session_vectors", "UPDATE log_format SET version = 10")
+
+
 def as_format_9(path: Path) -> None:
-    """Take back what format 10 has brought."""
+    """Take back what formats 10 and 11 have brought."""
+    as_format_10(path)
     sqlite(path, "DROP TABLE shares", "UPDATE log_format SET version = 9")
 
 
 def as_format_8(path: Path) -> None:
-    """Take back what formats 9 and 10 have brought."""
+    """Take back what formats 9 to 11 have brought."""
     as_format_9(path)
     sqlite(path, "DROP TABLE key_usage", "UPDATE log_format SET version = 8")
 
 
 def as_format_7(path: Path) -> None:
-    """Take back what formats 8 to 10 have brought."""
+    """Take back what formats 8 to 11 have brought."""
     drops = (
         "TRIGGER message_texts_added",
         "TRIGGER message_texts_removed",
@@ -145,7 +151,7 @@ def as_format_7(path: Path) -> None:
 
 
 def as_format_4(path: Path) -> None:
-    """Take back what formats 5 to 10 have brought."""
+    """Take back what formats 5 to 11 have brought."""
     as_format_7(path)
     sqlite(
         path,

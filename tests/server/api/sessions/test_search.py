@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_engine import EMBEDDING, vector_of
 from http_context import Site, served, site
+from log_kit import Where
 from msgspec import structs
 
 from server.api.sessions import similar_routes
@@ -95,9 +96,9 @@ async def test_bad_queries(site: Site, path: str, param: str) -> None:
 
 
 @asynccontextmanager
-async def with_embedder() -> Any:
+async def with_embedder(where: Where | None = None) -> Any:
     """A site of two tenants whose model embeds, and their sessions; texts are alike that begin alike."""
-    async with site(KEYS) as made:
+    async with site(KEYS, database=where if isinstance(where, str) else None) as made:
         for tenant in KEYS:
             for name, text in (("moon", "The moon is far."), ("cat", "A cat sat on it."), ("nothing", " ")):
                 await create(made, name, text, as_user(tenant))
@@ -111,12 +112,12 @@ async def similar(site: Site, query: str, user: str = "ann") -> Any:
     return answer.json()
 
 
-def test_sessions_are_found_by_meaning() -> None:
+def test_sessions_are_found_by_meaning(where: Where) -> None:
     """Vectors are made once, kept in the log for their tenant, made anew after a turn and for another model, and
     deleted with the session."""
 
     async def scenario() -> None:
-        async with with_embedder() as made:
+        async with with_embedder(where) as made:
             found = await similar(made, "The moon is far.")
             assert (found["model"], found["pending"]) == ("demo", False)
             assert {one["session"]["id"] for one in found["data"]} == {"moon", "cat"}
