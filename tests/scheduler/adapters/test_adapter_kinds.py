@@ -18,7 +18,7 @@ from tiny_models import greedy, make_model
 from cache.tier import Tier
 from scheduler.adapters.checkpoint import BadAdapter
 from scheduler.core.session_commands import SessionCommands
-from scheduler.protocol import Export, Import, Imported, pack_ids
+from scheduler.protocol import Export, Exported, Import, Imported, pack_ids
 
 NAME = "gpt_oss"  # it has biases
 PROMPT = [65 + i % 23 for i in range(11)]
@@ -216,7 +216,7 @@ def test_a_session_of_an_adapter_moves_to_another_server(
         kit, clerk = kit_at("here")
     clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(said)))
     kit.settle()
-    assert [(told.request, told.tokens) for told in clerk.take()] == [("r", len(said) - 1)]
+    assert [told.tokens for told in clerk.take() if isinstance(told, Exported)] == [len(said) - 1]
     kit.adapters.remove()
     kit, clerk = kit_at("there")
     clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
