@@ -61,7 +61,7 @@ class Load:
     """Turns of all tenants against a server at ``url``."""
 
     def __init__(self, url: str, results: Results) -> None:
-        self._http = httpx.Client(base_url=url, timeout=120)
+        self._http = httpx.Client(base_url=url, timeout=600)
         self._results = results
         self._known: set[tuple[str, str]] = set()
         self._last: dict[tuple[str, str], str] = {}  # the model of a session's last turn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -64,7 +65,7 @@ class OfferedModel:
         self.loading: asyncio.Task[None] | None = None
         self.users = 0  # requests that were given to it and have no answer yet, also while it is loaded for them
         self.used = time.monotonic()
-        self.unwanted = False  # a client has asked that it be unloaded as soon as it is idle
+        self.kept: float | None = None  # for how many idle seconds a client has asked that it stay; None: none has
         self.stays = asyncio.Event()  # cleared while it is about to be unloaded
         self.stays.set()
         self._new_engine = new_engine
@@ -85,6 +86,12 @@ class OfferedModel:
         )
         model.engine, model.context, model.facts = engine, context, engine.facts
         return model
+
+    def stay(self, usual: float) -> float:
+        """For how many idle seconds it stays loaded. ``usual``: where no client has asked; 0: for ever."""
+        if self.pinned:
+            return math.inf
+        return usual or math.inf if self.kept is None else self.kept
 
     @property
     def names(self) -> list[str]:
@@ -176,7 +183,7 @@ class OfferedModel:
             self.engine = None
             await engine.stop()
             raise
-        self.facts, self.used, self.unwanted = facts, time.monotonic(), False
+        self.facts, self.used, self.kept = facts, time.monotonic(), None
         self.adapter_facts = {adapter.name: adapter for adapter in facts.adapters}
         self.adapters = {name: self.adapters[name] for name in self.adapter_facts if name in self.adapters}
         return facts

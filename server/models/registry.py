@@ -249,7 +249,7 @@ class ModelRegistry:
                 raise unavailable("The model is in use.", FULL_RETRY, "model_busy")
 
     async def unload_idle(self) -> None:
-        """Unload what has been idle for ``idle_seconds``, or is not wanted any more, for as long as this runs."""
+        """Unload what has been idle for as long as it may, for as long as this runs."""
         while True:
             await asyncio.sleep(IDLE_LOOK_SECONDS)
             for model in self.models:
@@ -259,13 +259,13 @@ class ModelRegistry:
                         await self._leave(model, time.monotonic())
 
     def _is_idle(self, model: OfferedModel) -> bool:
-        if not model.is_loaded or model.pinned or model.is_busy:
+        if not model.is_loaded or model.is_busy:
             return False
-        return model.unwanted or 0 < self.idle_seconds <= time.monotonic() - model.used
+        return time.monotonic() - model.used >= model.stay(self.idle_seconds)
 
-    def unload_soon(self, name: str, allowed: frozenset[str] | None) -> None:
-        """Unload a model as soon as it is idle, unless it is pinned. Raises a 404."""
-        self.find(name, allowed).unwanted = True
+    def keep(self, name: str, allowed: frozenset[str] | None, tasks: Tasks, seconds: float) -> None:
+        """Unload a model when it has been idle for ``seconds``, unless it is pinned. Raises a 404."""
+        self.find(name, allowed, tasks).kept = seconds
 
     def _refuse_if_hopeless(self, model: OfferedModel) -> None:
         if self.stopping:

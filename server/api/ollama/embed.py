@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from server.api.embeddings.routes import embed, shorten, write
 from server.api.embeddings.schemas import EmbeddingRequest
+from server.api.ollama.models import keep_model
 from server.api.ollama.objects import Embedded, OldEmbedding
 from server.api.ollama.schemas import EmbedBody, OldEmbedBody, plain_name
 from server.http.body import JsonRoute, asks
@@ -24,6 +25,7 @@ async def ollama_embed(body: EmbedBody, request: Request) -> Response:
     """Embed one text or several. Inputs that are too long are cut, unless ``truncate`` is false."""
     began = time.perf_counter_ns()
     context = context_of(request)
+    keep_model(request, body.model, body.keep_alive, "embed")
     given: dict[str, object] = {"model": plain_name(body.model), "input": body.input, "truncate": body.truncate}
     made = EmbeddingRequest.model_validate({**given, "dimensions": body.dimensions})
     inputs, vectors = await embed(made, request)
@@ -41,6 +43,7 @@ async def ollama_embed(body: EmbedBody, request: Request) -> Response:
 @asks("embed")
 async def ollama_embeddings(body: OldEmbedBody, request: Request) -> Response:
     """Embed one text: the older form of ``/api/embed``."""
+    keep_model(request, body.model, body.keep_alive, "embed")
     _, vectors = await embed(
         EmbeddingRequest.model_validate({"model": plain_name(body.model), "input": body.prompt}), request
     )

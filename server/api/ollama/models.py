@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.model_facts import ModelFacts
+from scheduler.model_task import Task
 from scheduler.sampling_params import Generation
 from server.api.ollama.objects import Details, ListedModel, Models, OllamaVersion, RunningModel, ShownModel
 from server.api.ollama.schemas import ShowBody, plain_name
@@ -19,6 +21,7 @@ from server.models.offered_model import OfferedModel
 from server.models.registry import allowed_models, registry_of
 from server.models.room import need_of
 from server.models.room import on_gpu as on_a_gpu
+from server.schemas.keep_alive import LONGEST, KeepAlive, kept_seconds
 from server.turns.context import context_of
 
 FOLLOWED = "0.18.0"  # the version of Ollama whose API this is: clients refuse older ones
@@ -66,10 +69,18 @@ def describe_running(model: OfferedModel, idle_seconds: float) -> RunningModel:
     assert model.context is not None
     facts, name = model.context.facts, model.name
     size = need_of(facts)
-    stays = FOREVER if model.pinned or not idle_seconds else max(0.0, idle_seconds - time.monotonic() + model.used)
+    stays = min(FOREVER, max(0.0, model.stay(idle_seconds) - time.monotonic() + model.used))
     expires = timestamp(time.time() + stays)
     on_gpu = size if on_a_gpu(facts) else 0
     return RunningModel(name, name, size, facts.fingerprint, details_of(facts), expires, on_gpu, facts.max_context)
+
+
+def keep_model(request: Request, name: str, keep_alive: KeepAlive | None, task: Task) -> None:
+    """Have the model of a request stay loaded for as long as the request says, or for ever, unless it is pinned."""
+    if keep_alive is not None:
+        seconds = kept_seconds(keep_alive)
+        kept = math.inf if seconds == LONGEST else seconds
+        registry_of(request).keep(plain_name(name), allowed_models(request), (task,), kept)
 
 
 @router.post("/api/show")

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from server.api.ollama.as_chat import as_chat, as_completion, prompt_chat
+from server.api.ollama.models import keep_model
 from server.api.ollama.reply import GenerateReply, OllamaChatReply, OllamaReply
 from server.api.ollama.schemas import ChatBody, GenerateBody, GeneratingRequest, plain_name
 from server.api.openai.chat import chat
@@ -18,7 +19,6 @@ from server.chat.prompts import check_room, completion_prompts
 from server.errors import ApiError
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
-from server.models.registry import allowed_models, registry_of
 from server.turns.context import context_of
 from server.turns.naming import named_session
 from server.turns.pending_turn import open_turn
@@ -33,6 +33,7 @@ router = APIRouter(route_class=JsonRoute)
 @takes_turn
 async def ollama_chat(body: ChatBody, request: Request) -> Response:
     """Generate a reply to a whole conversation; without messages: whether the model is loaded."""
+    keep_model(request, body.model, body.keep_alive, "generate")
     if not body.messages:
         return answer_load(body, request, OllamaChatReply)
     with named_as_sent():
@@ -43,6 +44,7 @@ async def ollama_chat(body: ChatBody, request: Request) -> Response:
 @takes_turn
 async def ollama_generate(body: GenerateBody, request: Request) -> Response:
     """Generate a reply to one prompt; without a prompt: whether the model is loaded."""
+    keep_model(request, body.model, body.keep_alive, "generate")
     if not body.prompt and not body.suffix:
         return answer_load(body, request, GenerateReply)
     with named_as_sent():
@@ -77,14 +79,11 @@ def named_as_sent() -> Iterator[None]:
 
 
 def answer_load(body: GeneratingRequest, request: Request, kind: type[OllamaReply]) -> Response:
-    """The answer to a request that generates nothing: its model was loaded for it. With a ``keep_alive`` of 0 it is
-    unloaded as soon as it is idle, unless it is pinned; other values change nothing. Raises a 503 while the engine is
+    """The answer to a request that generates nothing: its model was loaded for it. Raises a 503 while the engine is
     not ready.
     """
     context = context_of(request)
     context.check_model(plain_name(body.model))
-    if body.unloads:
-        registry_of(request).unload_soon(plain_name(body.model), allowed_models(request))
     head = ReplyHead.new("load", context.served_name, context.facts.fingerprint, None)
     piece = kind(head, logprobs=False, thinks=False).piece("", "", ())
     return json_response(replace(piece, done=True, done_reason="unload" if body.unloads else "load"))

@@ -80,8 +80,8 @@ class Options(Strict):
 
 
 class GeneratingRequest(Strict):
-    """The fields that chats and completions share. ``keep_alive`` pins the KV of a chat for that time; the model stays
-    loaded in any case, but for 0 without a prompt.
+    """The fields that chats and completions share. ``keep_alive`` pins the KV of a chat for that time, and the model
+    stays loaded for so long after it.
     """
 
     model: str = Field("", max_length=512)
@@ -191,9 +191,8 @@ class ShowBody(Strict):
 
 
 class EmbedBody(Strict):
-    """``POST /api/embed``. The model stays loaded whatever ``keep_alive`` says."""
+    """``POST /api/embed``."""
 
-    IDLE: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
     model: str = Field("", max_length=512)
     input: Texts
     truncate: bool = True
@@ -205,7 +204,6 @@ class EmbedBody(Strict):
 class OldEmbedBody(Strict):
     """``POST /api/embeddings``, the older form for one text."""
 
-    IDLE: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
     model: str = Field("", max_length=512)
     prompt: str
     options: Options = Field(default_factory=Options)

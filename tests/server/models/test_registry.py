@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ async def test_memory_is_shared_by_measured_need(site: ModelSite) -> None:
     await site.chat("a")
     assert site.events[5:] == ["load a"]
     await site.chat("d")
-    site.models.get("d").unwanted = True
+    site.models.keep("d", None, (), 0.0)
     await site.models.unload(site.models.get("d"))
     refused = await site.chat("d")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_too_large")
@@ -219,9 +220,30 @@ def test_a_client_of_ollama_unloads_a_model(monkeypatch: pytest.MonkeyPatch) -> 
         assert [m["name"] for m in (await site.http.get("/api/ps")).json()["models"]] == ["a", "b"]
         await site.http.post("/api/generate", json={"model": "b", "keep_alive": 0})
         await until(lambda: "stop b 30" in site.events)
+        chat = {"model": "b", "messages": [{"role": "user", "content": "Hello"}], "stream": False}
+        for number, keep_alive in enumerate((0, "1s"), 2):  # behind a reply, too
+            await site.http.post("/api/chat", json={**chat, "keep_alive": keep_alive})
+            await until(lambda number=number: site.events.count("stop b 30") == number)
         watching.cancel()
 
     test()
+
+
+@with_models("a", "b", pinned=("a",), idle_seconds=60.0)
+async def test_what_a_client_of_ollama_says_goes_before_the_servers_own_time(site: ModelSite) -> None:
+    async def expires(name: str, **body: Any) -> float:
+        await site.http.post("/api/generate", json={"model": name, **body})
+        models = (await site.http.get("/api/ps")).json()["models"]
+        told = next(model["expires_at"] for model in models if model["name"] == name)
+        return (datetime.fromisoformat(told) - datetime.now(UTC)).total_seconds()
+
+    assert 0 < await expires("b") <= 60
+    assert 60 < await expires("b", keep_alive="10m") <= 600
+    assert 60 < await expires("b") <= 600  # until another one is said
+    assert await expires("b", keep_alive=-1) > 1e9
+    assert await expires("a", keep_alive="10m") > 1e9  # it is pinned
+    await site.http.post("/v1/models/b/unload")
+    assert 0 < await expires("b") <= 60
 
 
 @with_models("a", "b")
