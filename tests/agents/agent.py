@@ -17,6 +17,7 @@ NPM = ROOT / ".agents" / "node_modules" / ".bin"
 PIP = ROOT / ".agents" / "venv" / "bin"
 MODEL = "agent-model"
 Call = dict[str, Any]
+CLOCK = HERE / "clock_server.py"
 SHORT = {"provider": {"warmturn": {"models": {MODEL: {"limit": {"context": 12_000, "output": 1_000}}}}}}
 
 
@@ -63,6 +64,9 @@ class Agent:
     login: tuple[str, ...] = ()  # how it is told of the server, where it has no file for that
     leave: tuple[str, ...] = ()  # how what it leaves running is ended
     forgets: bool = False  # each message begins a conversation
+    with_clock: tuple[str, ...] = ()  # flags that add the MCP server of clock_server.py for one run
+    strike: str = ""  # what its tool is called then
+    find: Call | None = None  # the call that finds this tool, where the client only tells its name
     package: Path | None = None  # the package.json of what is installed for it, where that is not the program
 
     @property
@@ -89,7 +93,14 @@ CLAUDE = Agent(
     ),
     compact=("/compact",),
     asks="(?i)your task is to create a detailed summary",
-    environment={"IS_SANDBOX": "1"},  # as the tests may run as root
+    environment={
+        "IS_SANDBOX": "1",  # as the tests may run as root
+        "MCP_CONNECTION_NONBLOCKING": "0",  # its tools are known in the first request
+        "MCP_CONNECT_TIMEOUT_MS": "60000",
+    },
+    with_clock=("--mcp-config", json.dumps({"mcpServers": {"clock": {"command": "python3", "args": [str(CLOCK)]}}})),
+    strike="mcp__clock__strike",
+    find=call("ToolSearch", query="select:mcp__clock__strike,STEP-found", max_results=5),
 )
 CODEX = Agent(
     name="codex",
@@ -108,6 +119,11 @@ CODEX = Agent(
     compact=("-c", "model_auto_compact_token_limit=1000", "Is it good? STEP-brief"),
     asks="CONTEXT CHECKPOINT COMPACTION",
     awaits=(Rule(r'"agent_id": ?"([^"]+)"[^{]*$', Reply("", [call("multi_agent_v1__wait_agent", targets=["FOUND"])])),),
+    with_clock=(
+        *("-c", 'mcp_servers.clock.command="python3"'),
+        *("-c", f"mcp_servers.clock.args={json.dumps([str(CLOCK)])}"),
+    ),
+    strike="mcp__clock__strike",
 )
 SOCKET = ("-c", "model_providers.warmturn.supports_websockets=true")
 CODEX_SOCKET = replace(CODEX, variant="websocket", first=(*CODEX.first, *SOCKET), again=(*CODEX.again, *SOCKET))

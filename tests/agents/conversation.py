@@ -7,7 +7,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from agents.agent import ROOT, Agent
+from agents.agent import ROOT, Agent, call
 from agents.desk import Desk
 from agents.script import Reply, Rule, Script
 
@@ -42,9 +42,19 @@ def script_for(agent: Agent, project: Path) -> Script:
         marks = ["look", *(f"look{letter}" for letter in LOOKS), "end"]
         for mark, after in pairwise(marks):
             steps[mark] = Reply(f"I {mark}.", [tools.shell(f"ls {first} && echo STEP-{after}")], "Once more.")
+    if agent.strike:
+        steps["found"] = Reply("I ask the clock.", [call(agent.strike, note="STEP-struck")], "What time is it?")
+        steps["strike"] = steps["found"] if agent.find is None else Reply("", [agent.find], "There is a clock.")
+        steps["struck"] = Reply("It struck. STEP-end", [], "Five it is.")
     if tools.delegate is not None:
         steps["delegate"] = Reply("", [tools.delegate("Read the file and report. STEP-sub")])
     return Script(steps=steps, rules=[Rule(agent.asks, Reply(SUMMARY)), *agent.awaits])
+
+
+def strike(agent: Agent, desk: Desk, text: str) -> str:
+    """One message of a run that has one tool more than those before it; what was printed."""
+    flags = (*agent.again[:1], *agent.with_clock, *agent.again[1:])
+    return desk.run(*_command(agent, desk, text, flags))
 
 
 def connect(agent: Agent, desk: Desk) -> None:

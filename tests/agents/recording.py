@@ -14,6 +14,7 @@ from typing import Any
 from agents.agent import ROOT
 from agents.proxy import Exchange
 
+KEPT = ROOT / ".agents" / "kept"
 FOLDER = Path(__file__).with_name("recordings")
 LONGEST = 150  # characters of a text
 SHORT = 50  # the same within tools
@@ -67,6 +68,18 @@ class Scrubber:
             kind, mark, rest = id.rpartition("_")
             new = f"{kind}{mark}{number:0>{len(rest)}}"
         return self._ids.setdefault(id, new)
+
+
+def keep(title: str, exchanges: list[Exchange], script: Path) -> None:
+    """Keep all requests of a session as they are, and the script of its replies, for ``agents.replay``. They are not
+    for others: they tell of this machine."""
+    sent = [
+        {"method": exchange.method, "path": exchange.path, "headers": exchange.headers, "body": exchange.body}
+        for exchange in exchanges
+    ]
+    KEPT.mkdir(exist_ok=True)
+    whole = {"script": json.loads(script.read_text()), "requests": sent}
+    (KEPT / f"{title}.json").write_text(json.dumps(whole), encoding="utf-8")
 
 
 def record(client: str, exchanges: list[Exchange], folder: Path) -> None:

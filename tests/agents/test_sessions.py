@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from agents import report
 from agents.agent import AGENTS, Agent
-from agents.conversation import FIRST, GROUND, SECOND, compact, connect, interrupt, script_for, send
+from agents.conversation import FIRST, GROUND, SECOND, compact, connect, interrupt, script_for, send, strike
 from agents.desk import Desk, ScriptedServer, desk
-from agents.recording import record
+from agents.recording import keep, record
 from agents.reuse import measure
 
 pytestmark = pytest.mark.slow
-CASES = [
+CASES: list[tuple[str, ...]] = [tuple(case.rsplit("-", 1)) for case in os.environ.get("AGENTS_CASES", "").split()] or [
     ("claude", "reasoning"),
     ("claude", "chatml"),
     ("codex", "chatml"),
@@ -38,6 +38,7 @@ CASES = [
     ("cline", "chatml"),
     ("librechat", "reasoning"),
 ]
+LATE_TOOLS = [("claude", "reasoning"), ("codex", "reasoning")]
 LEAST = 0.95  # of the reusable tokens
 STEADY = {"claude": 0.98, "codex": 0.98}  # before the compaction
 
@@ -80,6 +81,7 @@ def test_a_scripted_session(at_work: tuple[Agent, str, Desk, ScriptedServer]) ->
     refused = [exchange for exchange in made.exchanges if exchange.status >= 400 and exchange.method != "HEAD"]
     if "AGENTS_RECORD" in os.environ:
         record(agent.title, made.exchanges, made.folder)
+    keep(f"{agent.title}-{template}", made.exchanges, made.folder / "script.json")
     report.add(agent, template, made.exchanges, late, early)
     assert [(exchange.path, exchange.status, exchange.answer[:500]) for exchange in refused] == []
     assert "first line" in (made.project / FIRST).read_text()
@@ -89,3 +91,21 @@ def test_a_scripted_session(at_work: tuple[Agent, str, Desk, ScriptedServer]) ->
     assert early.requests >= 9 or agent.tools is None
     assert late.share >= LEAST
     assert early.share >= STEADY.get(agent.name, LEAST)
+
+
+@pytest.mark.parametrize("at_work", LATE_TOOLS, indirect=True, ids="-".join)
+def test_a_tool_that_comes_in_the_middle(at_work: tuple[Agent, str, Desk, ScriptedServer]) -> None:
+    """From the third message on the client has an MCP server: its tool is called, and what was before is reused."""
+    agent, template, made, _ = at_work
+    send(agent, made, "Please write a file. STEP-write", first=True)
+    send(agent, made, "What is there now? STEP-look")
+    before = len(made.exchanges)
+    printed = [strike(agent, made, f"{text} STEP-strike") for text in ("What time is it?", "And now?")]
+
+    late = measure(made.exchanges, since=before)
+    keep(f"{agent.title}-{template}-late-tool", made.exchanges, made.folder / "script.json")
+    report.add(agent, f"{template}, tool in the middle", made.exchanges, late, late)
+    assert [exchange.answer[:500] for exchange in made.exchanges if exchange.status >= 400] == []
+    assert all("It struck" in text for text in printed)
+    assert late.requests >= 4
+    assert late.reused / late.prompt >= LEAST

@@ -72,6 +72,11 @@ def _train(template: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=ENDS[template], bos_token=bos, model_max_length=CONTEXT
     )
-    source = (TEMPLATES / f"{'reasoning' if template == KEEPING else template}.jinja").read_text().removesuffix("\n")
-    tokenizer.chat_template = source.replace(*SWITCH) if template == KEEPING else source
+    tokenizer.chat_template = template_text(template)
     return tokenizer
+
+
+def template_text(template: str) -> str:
+    """The source of one of the templates."""
+    source = (TEMPLATES / f"{'reasoning' if template == KEEPING else template}.jinja").read_text().removesuffix("\n")
+    return source.replace(*SWITCH) if template == KEEPING else source
