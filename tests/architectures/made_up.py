@@ -177,8 +177,9 @@ def _encoder(model: Any, sense: Sense) -> tuple[Callable[..., int], dict[str, An
 
 
 def _rows(out: Any) -> Iterator[torch.Tensor]:
-    rows = out.get("pooler_output")
-    rows = out["last_hidden_state"] if rows is None else rows
+    rows = next((out[name] for name in ("pooler_output", "last_hidden_state") if out.get(name) is not None), None)
+    if rows is None:  # all of it is added behind layers: as many rows behind each
+        _, rows = out["deepstack_features"][0]
     for part in [rows] if isinstance(rows, torch.Tensor) else rows:
         yield part.reshape(-1, part.shape[-1])
 
