@@ -31,6 +31,7 @@ _FAR = 1 << 30  # tokens: a window that holds everything
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}  # as the kernel knows them
 _WIDEST = 512  # numbers of a head
+_FEWEST_KEYS = 16  # of a block: the fewest that a product of tiles takes
 _DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: of spans that fit one of 16, and of others
 _SHARED = 90 << 10  # bytes of a tile and its keys and values; small GPUs have 99 KiB, and some of it is used otherwise
 _PARTS = 16  # parts of a row that are merged together
@@ -57,6 +58,8 @@ def launch_shape(dtype: torch.dtype, group: int, rows: int, widest: int) -> Laun
     while rows > _DECODE_ROWS and (rows + 2 * keys) * width > _SHARED:
         rows //= 2
     rows = max(rows, next_power_of_two(group))
+    while keys > _FEWEST_KEYS and (rows + 2 * keys) * width > _SHARED:
+        keys //= 2
     double = rows == _DECODE_ROWS and (rows + 4 * keys) * width <= _SHARED
     return LaunchShape(rows, keys, 4 if small else 8, 5 if double else 3)
 
