@@ -99,7 +99,7 @@ GIVEN = """async () => {
 TAKE_FRAMES = "() => window.frames_.splice(0)"
 SCROLL_UP = """async () => {
   const box = document.querySelector(".scroll");
-  while (!document.querySelector('[data-message="0"]')) {
+  while (box.scrollTop > 0) {
     box.scrollTop -= 400;
     await new Promise((next) => requestAnimationFrame(next));
   }

@@ -3,7 +3,8 @@
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { onKeyNeeded, onLost, url } from "./api.js";
 import { IconButton } from "./bits.js";
-import { Composer, Messages } from "./chat.js";
+import { Messages } from "./chat.js";
+import { Composer } from "./composer.js";
 import { Dialogs, askForKey, hasDialog } from "./dialogs.js";
 import { Live } from "./live.js";
 import { loadModels } from "./models.js";

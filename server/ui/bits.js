@@ -46,6 +46,16 @@ export const Icon = ({ name }) =>
 export const IconButton = ({ icon, label, ...more }) =>
   html`<button type="button" class="icon-button" aria-label=${label} title=${label} ...${more}><${Icon} name=${icon} /></button>`;
 
+const DOTS = [0, 1, 2];
+
+// Something is awaited; `label` says what. The dots are made each time: what is constant in a template would keep the
+// part of the page in memory in which it was first shown.
+export const Waiting = ({ label, late = false }) =>
+  html`<div class=${late ? "waiting late" : "waiting"} role="img" aria-label=${label}>${DOTS.map((dot) => html`<i key=${dot}></i>`)}</div>`;
+
+// Whether there is a keyboard that can type a line break. Touch keyboards have only Enter.
+export const hasKeys = () => matchMedia("(hover: hover)").matches;
+
 // A component that is rendered again only when one of its properties, or of its lists' elements, has changed.
 export function memo(View) {
   return class Memo extends Component {
@@ -59,7 +69,8 @@ export function memo(View) {
   };
 }
 
-const isSame = (one, other) =>
+// Lists are the same if their elements are.
+export const isSame = (one, other) =>
   one === other ||
   (Array.isArray(one) && Array.isArray(other) && one.length === other.length && one.every((item, at) => item === other[at]));
 

@@ -5,6 +5,8 @@ const GROUP = 40; // blocks that are drawn together
 const ITEMS = 40; // of a list, and
 const LINES = 100; // of a paragraph: longer ones are divided
 
+const [WIDTH, ROW, GAP] = [90, 23, 11]; // of a line in characters; of a line and between blocks in pixels
+
 const NOTHING = { text: "", groups: [], last: [], rest: 0, tail: [], links: "{}" };
 
 // The blocks of a text: `groups` and `last` are final, `tail` is not. `old` are those of its beginning.
@@ -33,12 +35,24 @@ function divided(base, pieces) {
     rest += piece.raw.length;
   }
   const groups = [...base.groups];
-  let last = [...base.last, ...sure];
+  let last = [...base.last, ...[...sure].map(ownOf)];
   while (last.length >= GROUP) {
     groups.push(last.slice(0, GROUP));
     last = last.slice(GROUP);
   }
-  return { groups, rest, last: last.length === base.last.length ? base.last : last, tail: shown.filter((piece) => !sure.has(piece)) };
+  return { groups, rest, last: last.length === base.last.length ? base.last : last, tail: shown.filter((piece) => !sure.has(piece)).map(ownOf) };
+}
+
+// What is drawn of a block, with texts of its own: in browsers a part of a text keeps all of it in memory, and with each
+// step there is another text.
+const ownOf = ({ type, raw, text, lang }) => (type === "code" ? { type, raw: "", text: copied(text), lang } : { type, raw: copied(raw) });
+
+const copied = (text) => JSON.parse(JSON.stringify(text));
+
+// About how many pixels blocks are high, before they are drawn.
+export function heightOf(blocks) {
+  const rows = ({ raw, text }) => (raw || text).split("\n").reduce((all, line) => all + Math.ceil(line.length / WIDTH), 0);
+  return blocks.reduce((all, block) => all + GAP + ROW * rows(block), 0);
 }
 
 // A long list or paragraph as several ones.

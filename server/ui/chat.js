@@ -1,22 +1,20 @@
-// The conversation: messages, the cost of each turn, and the input field.
+// The conversation: messages, and the cost of each turn.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { Icon, IconButton, copyText, memo } from "./bits.js";
+import { IconButton, Waiting, copyText, hasKeys, memo } from "./bits.js";
 import { CostBar, speedOf, summaryOf } from "./cost.js";
-import { draftOf, keepDraft } from "./drafts.js";
 import { latestOf, variantsOf } from "./family.js";
-import { Estimate, Gauge, isNearlyFull, roomNow } from "./gauge.js";
 import { Markdown } from "./markdown.js";
-import { Attached, PictureButton, Pictures, keepPictures, pasted, picturesOf, takesMedia, useDrops } from "./pictures.js";
-import { modelNow } from "./models.js";
+import { Stretch, useWatcher } from "./near.js";
+import { Pictures } from "./pictures.js";
 import { open, remove, said } from "./sessions.js";
-import { state, update, useStore } from "./store.js";
-import { branch, dismiss, isGone, regenerate, retry, send, stop } from "./talk.js";
+import { state, update, useGrowth, useStore } from "./store.js";
+import { branch, dismiss, isGone, regenerate, retry, send } from "./talk.js";
 import { Ways } from "./ways.js";
-import { useWindow } from "./window.js";
 import { language, plural, t } from "./words.js";
 
 const CUTS = { length: t("cut at the token limit"), cancelled: t("stopped") };
+const LENGTH = 6; // messages that are drawn together
 const EXAMPLES = [t("My name is Walter."), t("Add milk to my shopping list."), t("What is my name?")];
 
 // --- messages ------------------------------------------------------------------------------------------------
@@ -164,9 +162,20 @@ const Other = memo(
     </details>`,
 );
 
-// The turn that is running, or has failed.
-function Running({ turn }) {
+// The text of a running turn. `follow` is called when there is more.
+function Growing({ turn, follow }) {
+  useGrowth();
+  useLayoutEffect(follow);
   const waiting = turn.status === "sending" || (turn.status === "streaming" && !turn.reply && !turn.thought);
+  return html`
+    ${turn.thought && html`<${Thought} text=${turn.thought} open=${!turn.reply} />`}
+    ${turn.reply && html`<${Markdown} text=${turn.reply} />`}
+    ${waiting && html`<${Waiting} label=${t("Waiting for the first word")} />`}
+  `;
+}
+
+// The turn that is running, or has failed.
+function Running({ turn, follow }) {
   return html`
     ${turn.messages.map((message, index) =>
       message.role === "user"
@@ -176,9 +185,7 @@ function Running({ turn }) {
           : html`<${Other} key=${index} message=${message} />`,
     )}
     <article class="message assistant" aria-label=${t("Reply")} aria-busy=${turn.status !== "failed"}>
-      ${turn.thought && html`<${Thought} text=${turn.thought} open=${!turn.reply} />`}
-      ${turn.reply && html`<${Markdown} text=${turn.reply} />`}
-      ${waiting && html`<div class="waiting" role="img" aria-label=${t("Waiting for the first word")}><i></i><i></i><i></i></div>`}
+      <${Growing} turn=${turn} follow=${follow} />
       ${turn.status === "failed" && html`<${Trouble} turn=${turn} />`}
     </article>
   `;
@@ -241,6 +248,12 @@ const Welcome = ({ ready }) =>
     </div>
   </section>`;
 
+// Scroll to a message, and again in the next frames: what is drawn around it gets its size.
+function showFor(frames, place) {
+  place.scrollIntoView({ block: "center" });
+  if (frames > 1) requestAnimationFrame(() => showFor(frames - 1, place));
+}
+
 // --- the list of messages ------------------------------------------------------------------------------------
 
 export function Messages() {
@@ -251,9 +264,24 @@ export function Messages() {
   const turn = turns.get(current);
   const path = tree?.family.paths.get(current) ?? tree?.family.paths.get(turn?.fork?.from);
   const frozen = Boolean(turn || unread);
-  const { from, look } = useWindow(box, current, messages.length, target?.id === current ? target.message : null);
+  const watcher = useWatcher(box);
+  const wanted = target?.id === current ? target.message : null;
+  const draw = (message) => {
+    const key = message.index;
+    const begun = editing?.id === current && editing.index === message.index ? editing.text : null;
+    if (message.role === "user")
+      return html`<${UserMessage} key=${key} message=${message} frozen=${frozen} begun=${begun} />`;
+    if (message.role !== "assistant") return html`<${Other} key=${key} message=${message} />`;
+    const node = message.turn === null ? null : path?.[message.turn - 1];
+    const waits = message.turn === null && message === messages.at(-1) && !message.tool_calls && !turn;
+    return html`<${Reply} key=${key} message=${message} node=${node} family=${tree?.family} frozen=${frozen} waits=${waits} />`;
+  };
+  const stretches = Array.from({ length: Math.ceil(messages.length / LENGTH) }, (_, at) => {
+    const some = messages.slice(at * LENGTH, (at + 1) * LENGTH);
+    const begins = messages.length - some.at(-1).index <= 2 * LENGTH || some.some(({ index }) => index === wanted || index === editing?.index);
+    return html`<${Stretch} key=${`${current} ${at}`} watcher=${watcher} messages=${some} draw=${draw} begins=${begins} />`;
+  });
   const onScroll = () => {
-    look();
     const { scrollHeight, scrollTop, clientHeight } = box.current;
     atEnd.current = scrollHeight - scrollTop - clientHeight < 60;
     setAway(!atEnd.current);
@@ -265,14 +293,20 @@ export function Messages() {
     atEnd.current = true;
     toEnd();
   }, [current, messages.length, turn?.status === "sending"]);
-  useLayoutEffect(() => {
+  const follow = () => {
     if (atEnd.current) toEnd();
-  });
+  };
+  useLayoutEffect(follow);
+  useEffect(() => { // what was near the end is drawn, and has another size
+    const sizes = new ResizeObserver(follow);
+    sizes.observe(box.current.firstElementChild);
+    return () => sizes.disconnect();
+  }, []);
   useLayoutEffect(() => { // the message that a search has found
     if (target?.id !== current || target.message >= messages.length) return;
     const place = box.current.querySelector(`[data-message="${target.message}"]`);
     atEnd.current = false;
-    place?.scrollIntoView({ block: "center" });
+    if (place) showFor(3, place);
     place?.classList.add("found");
     update({ target: null });
   }, [target, current, messages]);
@@ -280,110 +314,11 @@ export function Messages() {
   return html`<div class="scroll" ref=${box} onScroll=${onScroll} tabindex="-1">
     <div class="messages">
       ${isEmpty && html`<${Welcome} ready=${health === "ok" && listed} />`}
-      ${opening && messages.length === 0 && html`<div class="waiting late" role="img" aria-label=${t("Opening")}><i></i><i></i><i></i></div>`}
-      ${messages.slice(from).map((message) => {
-        const key = `${current} ${message.index}`;
-        const begun = editing?.id === current && editing.index === message.index ? editing.text : null;
-        if (message.role === "user")
-          return html`<${UserMessage} key=${key} message=${message} frozen=${frozen} begun=${begun} />`;
-        if (message.role !== "assistant") return html`<${Other} key=${key} message=${message} />`;
-        const node = message.turn === null ? null : path?.[message.turn - 1];
-        const waits = message.turn === null && message === messages.at(-1) && !message.tool_calls && !turn;
-        return html`<${Reply} key=${key} message=${message} node=${node} family=${tree?.family} frozen=${frozen} waits=${waits} />`;
-      })}
+      ${opening && messages.length === 0 && html`<${Waiting} label=${t("Opening")} late=${true} />`}
+      ${stretches}
       ${unread && !turn && html`<${Unread} ...${unread} />`}
-      ${turn && html`<${Running} key=${`turn ${turn.key}`} turn=${turn} />`}
+      ${turn && html`<${Running} key=${`turn ${turn.key}`} turn=${turn} follow=${follow} />`}
     </div>
     ${away && html`<${IconButton} icon="down" label=${t("To the end")} class="icon-button to-end" onClick=${toEnd} />`}
   </div>`;
-}
-
-// --- the input field -----------------------------------------------------------------------------------------
-
-// Whether there is a keyboard that can type a line break. Touch keyboards have only Enter.
-const hasKeys = () => matchMedia("(hover: hover)").matches;
-
-// Who answers, with which settings.
-function Foot() {
-  const { models } = useStore();
-  const model = models.length ? modelNow() : null;
-  const show = (kind) => () => update({ dialog: { kind } });
-  return html`<div class="composer-foot">
-    <button type="button" class="model-name" disabled=${!model} title=${t("What this model is")}
-      onClick=${show("model")}>${model?.id ?? " "}</button>
-    <${IconButton} icon="tune" label=${t("Settings")} onClick=${show("settings")} />
-    <p id="composer-hint" class="hint composer-hint">${t("Enter sends, Shift+Enter begins a new line, Esc stops.")}</p>
-    <${Gauge} />
-  </div>`;
-}
-
-export function Composer() {
-  const { current, turns, health, opening, unread, write, drafts } = useStore();
-  const [text, setText] = useState(() => draftOf(current));
-  const area = useRef(null);
-  const pictures = picturesOf(current);
-  useDrops(current);
-  const turn = turns.get(current);
-  const runs = turn && turn.status !== "failed";
-  // Nothing can be sent while a turn runs, the server is down, or the conversation is not shown.
-  const ready = !turn && health === "ok" && !unread && !(opening && current !== null);
-  useLayoutEffect(() => setText(draftOf(current)), [current, Boolean(turn), drafts]);
-  useEffect(() => {
-    if (hasKeys()) area.current.focus({ preventScroll: true });
-  }, [write]);
-  useLayoutEffect(() => {
-    area.current.style.height = "auto";
-    area.current.style.height = `${Math.min(area.current.scrollHeight, 240)}px`;
-  }, [text]);
-  const submit = (event) => {
-    event?.preventDefault();
-    if (!(text.trim() || pictures.length) || !ready) return;
-    keepDraft(current, "");
-    keepPictures(current, []);
-    setText("");
-    send(text.trim(), pictures);
-  };
-  const onInput = (event) => {
-    setText(event.target.value);
-    keepDraft(current, event.target.value);
-  };
-  const onKeyDown = (event) => {
-    const wanted = hasKeys() ? !event.shiftKey : event.ctrlKey || event.metaKey;
-    const composes = event.isComposing || event.keyCode === 229; // how Safari reports composition
-    if (event.key === "Enter" && wanted && !composes) submit(event);
-    if (event.key === "ArrowUp" && text === "" && !turn) {
-      event.preventDefault();
-      [...document.querySelectorAll("[data-role=edit]")].at(-1)?.click();
-    }
-  };
-  return html`<form class="composer" onSubmit=${submit}>
-    ${isNearlyFull(roomNow()) && !turn && html`<${Ways} />`}
-    <${Estimate} text=${text} />
-    <${Attached} id=${current} pictures=${pictures} />
-    <div class="composer-box">
-      ${takesMedia() && html`<${PictureButton} id=${current} />`}
-      <textarea
-        id="composer"
-        dir="auto"
-        ref=${area}
-        rows="1"
-        aria-label=${t("Message")}
-        aria-describedby="composer-hint"
-        placeholder=${state.messages.length ? t("Reply") : t("Say something")}
-        value=${text}
-        onInput=${onInput}
-        onKeyDown=${onKeyDown}
-        onPaste=${(event) => pasted(current, event)}
-      ></textarea>
-      ${
-        runs
-          ? html`<button type="button" class="send" aria-label=${t("Stop")} title=${t("Stop (Esc)")}
-            onClick=${() => stop()}><${Icon} name="stop" /></button>`
-          : html`<button type="submit" class="send" aria-label=${t("Send")} title=${t("Send (Enter)")} disabled=${!(text.trim() || pictures.length) || !ready}>
-            <${Icon} name="send" />
-          </button>`
-      }
-    </div>
-    <${Foot} />
-  </form>`;
 }

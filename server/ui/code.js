@@ -1,6 +1,6 @@
 // A block of code: its language, a button that copies it, and its lines, in pieces so that long code can grow.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { copyText, memo } from "./bits.js";
 import { highlighted } from "./highlight.js";
 import { sanitised } from "./sanitised.js";
@@ -28,7 +28,7 @@ async function colour(place, text, language, isWanted = () => true) {
 }
 
 export const CodeBlock = memo(({ text, language }) => {
-  const plain = useRef(null);
+  const box = useRef(null);
   const coloured = useRef(null);
   const [shown, setShown] = useState(null); // the text that is coloured
   const pieces = useMemo(() => piecesOf(text), [text]);
@@ -43,12 +43,15 @@ export const CodeBlock = memo(({ text, language }) => {
       clearTimeout(timer);
     };
   }, [text, language]);
+  useLayoutEffect(() => {
+    box.current.written = text; // what is copied
+  }, [text]);
   // Text that is behind what was coloured is plain until it is coloured too.
   const isColoured = shown !== null && text.startsWith(shown) && text.length - shown.length < SHORT;
-  return html`<div class="code" data-code=${text}>
+  return html`<div class="code" ref=${box}>
     <div class="code-head" dir="ltr"><span>${language || t("text")}</span>
       <button type="button" class="code-copy">${t("Copy")}</button></div>
-    <pre tabindex="0" dir="ltr"><code ref=${plain} hidden=${isColoured}>${pieces.map((piece, index) => html`<${Piece} key=${index} text=${piece} />`)}</code><code
+    <pre tabindex="0" dir="ltr"><code hidden=${isColoured}>${pieces.map((piece, index) => html`<${Piece} key=${index} text=${piece} />`)}</code><code
       ref=${coloured} hidden=${!isColoured}></code><code>${isColoured ? text.slice(shown.length) : ""}</code></pre>
   </div>`;
 });
@@ -65,7 +68,7 @@ export async function copyCode(event) {
   const button = event.target.closest(".code-copy");
   if (!button) return;
   const block = button.closest(".code");
-  await copyText(block.dataset.code ?? block.querySelector("code").textContent);
+  await copyText(block.written ?? block.querySelector("code").textContent);
   button.textContent = t("Copied");
   setTimeout(() => (button.textContent = t("Copy")), 1500);
 }

@@ -6,7 +6,7 @@ import { Dialog, plural } from "./bits.js";
 import { differencesOf } from "./difference.js";
 import { open, report, sessionPath as path } from "./sessions.js";
 import { presets, settingsOf } from "./settings.js";
-import { state, update, useStore } from "./store.js";
+import { state, update, useGrowth, useStore } from "./store.js";
 import { answerBeside } from "./talk.js";
 import { t } from "./words.js";
 
@@ -15,6 +15,7 @@ const close = () => update({ dialog: null });
 // The messages of a session, its running reply included; null until they are read.
 function useMessages(id) {
   const { turns, sessions } = useStore();
+  useGrowth();
   const [read, setRead] = useState({ id: null, messages: null });
   const turn = turns.get(id);
   const count = sessions.get(id)?.messages ?? 0;

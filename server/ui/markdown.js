@@ -4,7 +4,7 @@
 import { Marked } from "./vendor/marked-18.2.1/marked.esm.js";
 import { html, useLayoutEffect, useMemo, useRef } from "./vendor/htm-3.1.1/standalone.module.js";
 import { memo } from "./bits.js";
-import { blocksOf } from "./blocks.js";
+import { blocksOf, heightOf } from "./blocks.js";
 import { CodeBlock, colourWithin, copyCode } from "./code.js";
 import { drawMath, mathExtensions } from "./math.js";
 import { escaped, sanitised } from "./sanitised.js";
@@ -49,15 +49,18 @@ const Block = ({ token, links }) =>
     ? html`<div><${CodeBlock} text=${token.text} language=${languageOf(token.lang)} /></div>`
     : html`<${Html} source=${token.raw} links=${links} />`;
 
-const Group = memo(({ blocks, links }) =>
-  blocks.map((token, index) => html`<${Block} key=${index} token=${token} links=${links} />`),
-);
+const Group = memo(({ blocks, links }) => {
+  const high = useMemo(() => ({ containIntrinsicBlockSize: `auto ${heightOf(blocks)}px` }), [blocks]);
+  return html`<div class="group" style=${high}>
+    ${blocks.map((token, index) => html`<${Block} key=${index} token=${token} links=${links} />`)}
+  </div>`;
+});
 
 export const Markdown = memo(({ text }) => {
   const read = useRef(null);
   read.current = useMemo(() => blocksOf(text, lex, read.current), [text]);
   const { groups, last, tail, links } = read.current;
-  const all = [...groups, [...last, ...tail]];
+  const all = [...groups, [...last, ...tail]].filter((blocks) => blocks.length);
   return html`<div class="markdown" dir="auto" onClick=${copyCode}>
     ${all.map((blocks, index) => html`<${Group} key=${index} blocks=${blocks} links=${links} />`)}
   </div>`;

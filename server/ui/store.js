@@ -58,6 +58,21 @@ export function useStore() {
   return state;
 }
 
+const followers = new Set();
+
+// A running turn has more text, many times a second: only what uses it is rendered, by `useGrowth`.
+export function grown() {
+  for (const redraw of [...followers]) redraw();
+}
+
+export function useGrowth() {
+  const [, redraw] = useReducer((times) => times + 1, 0);
+  useEffect(() => {
+    followers.add(redraw);
+    return () => followers.delete(redraw);
+  }, []);
+}
+
 let spokenTimer = 0;
 
 // Announce a text to screen readers.

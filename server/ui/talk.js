@@ -17,7 +17,7 @@ import {
   titleOf,
 } from "./sessions.js";
 import { instructionsDraft, settingsNow, wishOf, withSettings } from "./settings.js";
-import { speak, state, toast, update } from "./store.js";
+import { grown, speak, state, toast, update } from "./store.js";
 import { t } from "./words.js";
 
 const ENDS = { length: t("The reply ended at its limit of tokens."), cancelled: t("Stopped here.") };
@@ -272,7 +272,8 @@ async function read(id, response) {
   let [reply, thought, finish, paused, timer] = ["", "", null, 0, 0];
   const draw = () => {
     timer = 0;
-    alter(id, { reply, thought });
+    Object.assign(state.turns.get(id) ?? {}, { reply, thought });
+    grown();
   };
   try {
     for await (const event of eventsOf(response)) {

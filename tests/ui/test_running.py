@@ -49,6 +49,28 @@ def test_a_reload_goes_on_with_the_reply(desk: Desk) -> None:
     assert desk.rest(f"sessions/{desk.session}")["parent"] == {"session_id": old, "turn": 0}
 
 
+# A weak reference to what shows the running turn, in the tree of components.
+SHOWS = """() => {
+  const find = (node) => node && (node.props?.follow && node.__c ? node.__c : node.__k?.reduce?.((found, one) => found ?? find(one), null));
+  window.shows = new WeakRef(find(document.getElementById("app").__k));
+}"""
+
+
+@pytest.mark.usefixtures("slow_engine")
+def test_nothing_is_kept_of_a_running_turn_that_is_not_shown(desk: Desk) -> None:
+    desk.open()
+    desk.tab.route("**/chat/completions", endless)
+    ask(desk, WALTER)
+    asked = desk.session
+    desk.tab.evaluate(SHOWS)
+    assert desk.tab.evaluate("shows.deref() !== undefined")
+    desk.tab.get_by_role("button", name="New conversation").click()
+    desk.tab.locator(".welcome").wait_for()
+    desk.tab.context.new_cdp_session(desk.tab).send("HeapProfiler.collectGarbage")
+    assert desk.tab.evaluate("shows.deref() === undefined")
+    desk.server.post(f"/v1/sessions/{asked}/cancel", {})
+
+
 @pytest.mark.usefixtures("slow_engine")
 def test_a_second_tab_shows_the_reply_while_it_is_written_and_can_stop_it(desk: Desk) -> None:
     desk.open()

@@ -44,13 +44,24 @@ GROWN = """async ([line, times]) => {
     if (at % 500 === 0) await new Promise((next) => requestAnimationFrame(next));
   }
   render(html`<${Markdown} text=${text} />`, place);
-  const grown = place.innerText;
+  const grown = place.textContent;
   render(null, place);
   render(html`<${Markdown} text=${text} />`, place);
-  const whole = place.innerText;
+  const whole = place.textContent;
   place.remove();
   took.sort((one, other) => one - other);
   return { same: grown === whole, length: grown.length, half: took[took.length >> 1], most: took.at(-1) };
+}"""
+KEPT = """async (times) => {
+  const { html, render } = await import("./vendor/htm-3.1.1/standalone.module.js");
+  const { Markdown } = await import("./markdown.js");
+  const place = (window.place = document.createElement("div"));
+  let text = "";
+  for (let at = 0; at < times; at += 1) {
+    text += at % 40 < 30 ? `Line ${at} of a reply, with words in it.\n\n` : `- item ${at} of a list\n`;
+    text = text.split("").join(""); // a text of its own, as from a stream
+    render(html`<${Markdown} text=${text} />`, place);
+  }
 }"""
 LINES_OF = """all => all.map((node) => {
   const range = document.createRange();
@@ -137,3 +148,19 @@ def test_a_reply_that_grows_to_thousands_of_lines_is_drawn_in_steps(desk: Desk) 
         assert drawn["length"] > 30_000
     short, long = (desk.tab.evaluate(GROWN, [LINES["paragraphs"], times])["half"] for times in (400, 3000))
     assert long < 6 * short + 5, (short, long)
+
+
+def test_a_reply_that_grows_keeps_no_text_of_before(desk: Desk) -> None:
+    desk.open()
+    cdp = desk.tab.context.new_cdp_session(desk.tab)
+    cdp.send("Performance.enable")
+
+    def heap() -> float:
+        cdp.send("HeapProfiler.collectGarbage")
+        told = cdp.send("Performance.getMetrics")["metrics"]
+        return next(float(one["value"]) for one in told if one["name"] == "JSHeapUsedSize") / 1e6
+
+    desk.tab.evaluate(KEPT, 40)  # all code is loaded
+    before = heap()
+    desk.tab.evaluate(KEPT, 600)  # 20 kB; all texts together have 6 MB
+    assert heap() - before < 4
