@@ -15,7 +15,14 @@ TO_TOP = """async () => {
   }
 }"""
 PLACE = "document.querySelector('[data-message=\"250\"]').getBoundingClientRect().top"
-AT_END = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)(document.querySelector('.scroll'))"
+AT_END = """(() => {
+  const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroll");
+  return scrollHeight - scrollTop - clientHeight;
+})()"""
+SEEN = """(() => {
+  const [box, found] = [".scroll", ".found"].map((name) => document.querySelector(name).getBoundingClientRect());
+  return found.top >= box.top && found.bottom <= box.bottom;
+})()"""
 CALM = """() => {
   const [all, now] = [document.querySelectorAll(".stretch"), document.querySelectorAll(".message:not(.far)").length];
   const calm = window.drawn === now;
@@ -63,7 +70,4 @@ def test_a_message_that_is_far_is_found(desk: Desk) -> None:
         assert found.get_attribute("data-message") == "20"
         assert found.locator(".bubble").is_visible()
         desk.tab.wait_for_timeout(100)
-        assert desk.tab.evaluate("""(() => {
-          const [box, found] = [document.querySelector(".scroll"), document.querySelector(".found")].map((one) => one.getBoundingClientRect());
-          return found.top >= box.top && found.bottom <= box.bottom;
-        })()""")
+        assert desk.tab.evaluate(SEEN)

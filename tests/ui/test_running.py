@@ -51,7 +51,8 @@ def test_a_reload_goes_on_with_the_reply(desk: Desk) -> None:
 
 # A weak reference to what shows the running turn, in the tree of components.
 SHOWS = """() => {
-  const find = (node) => node && (node.props?.follow && node.__c ? node.__c : node.__k?.reduce?.((found, one) => found ?? find(one), null));
+  const within = (nodes) => nodes?.reduce?.((found, one) => found ?? find(one), null);
+  const find = (node) => node && (node.props?.follow && node.__c ? node.__c : within(node.__k));
   window.shows = new WeakRef(find(document.getElementById("app").__k));
 }"""
 
