@@ -69,6 +69,7 @@ def go_on(desk: Desk) -> None:
     desk.receipts.last.wait_for()
 
 
+@pytest.mark.slow  # three engines
 def test_one_history_has_several_models_side_by_side_and_goes_on_with_each(desk: Desk) -> None:
     desk.open()
     desk.say(NAME)
