@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from cache.files import CorruptFile, make_folder, open_file, write_file
+from cache.whole_files import CorruptFile, make_folder, open_file, write_file
 
 # Infinities and NaN stay what they are: nothing here may assume that they do not occur.
 _FLAGS = "-std=c++17 -O3 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti"

@@ -16,7 +16,7 @@ import sys
 import msgspec
 
 from scheduler.engine_config import EngineConfig
-from scheduler.import_savings import callers_found_quickly, import_torch, leave_out_unused
+from scheduler.engine_import_savings import callers_found_quickly, import_torch, leave_out_unused
 from scheduler.logs import JSON, NO_PROGRESS_BARS
 
 

@@ -19,7 +19,7 @@ import transformers
 
 import cache
 from cache.compiler import NotBuilt, build
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.memory import huge
 from scheduler import cores
 

@@ -19,12 +19,12 @@ from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.drafters import AskedDrafter
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.heads_drafter import HeadsDrafter
-from scheduler.core.limits import Limits
 from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
+from scheduler.core.turn_limits import Limits
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import language_model
 from scheduler.media.eyes import Eyes

@@ -30,7 +30,7 @@ from scheduler.logs import configure
 from scheduler.model.draft_model import load_draft_model
 from scheduler.model.loader import LoadFailed, load
 from scheduler.model.memory import TooSmall
-from scheduler.pooling.loader import load_pooler
+from scheduler.pooling.pooler_loader import load_pooler
 from scheduler.pooling.pooling_loop import PoolingLoop
 from scheduler.pooling.recipe import BadRecipe, PoolingRecipe, read_recipe
 from scheduler.pooling_messages import Pool, Pooled

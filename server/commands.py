@@ -44,7 +44,7 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
 
             return keys(config)
         if isinstance(config, ServeConfig):
-            from server.import_savings import leave_out_unused
+            from server.server_import_savings import leave_out_unused
 
             leave_out_unused()
             from server.serve import serve
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
             from server.cli.sessions_terminal import sessions
 
             return sessions(config)
-        from server.cli.chat.chat import chat
+        from server.cli.chat.chat_command import chat
 
         return chat(config)
     except UsageError as error:

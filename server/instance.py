@@ -18,10 +18,10 @@ from server.config.serve_options import ServeConfig
 from server.config.usage_error import UsageError
 from server.daemon_thread import in_daemon_thread
 from server.engine.launcher import EngineLauncher
-from server.import_savings import models_built_at_first_use
 from server.log import data_dir
 from server.media.libraries import has_pillow, has_sounds
 from server.models.engine_maker import EngineMaker
+from server.server_import_savings import models_built_at_first_use
 from server.telemetry import log_context
 from server.telemetry.log_context import say
 

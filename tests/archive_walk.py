@@ -18,8 +18,8 @@ import torch
 from engine_kit import Kit
 from tiny_models import logits, model_of
 
-from cache import files
-from cache.memory.tier import MemoryTier
+from cache import whole_files
+from cache.memory.memory_tier import MemoryTier
 from cache.segments.chain import Owner
 from cache.segments.segment_file import SegmentReader, timeline_hash
 from cache.tiers import archive as archive_module
@@ -357,7 +357,7 @@ class Walk:
         hurt(MemoryTier, "gather", "gather")
         hurt(MemoryTier, "scatter", "scatter")
         hurt(SegmentReader, "read", "read")
-        hurt(files, "remove", "remove")
+        hurt(whole_files, "remove", "remove")
 
     def _hurt_remote(self, remote: Any) -> None:
         dice = random.Random(self.random.random())

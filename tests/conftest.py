@@ -42,7 +42,7 @@ LONG = (  # files, the longest first: with several workers they begin first, so 
     "tests/server/test_demo_model.py",
     "tests/scheduler/accel/cpu/test_linear.py",
     "tests/scheduler/test_process.py",
-    "tests/scheduler/test_import_savings.py",
+    "tests/scheduler/test_engine_import_savings.py",
     "tests/scheduler/media/test_seeing.py",
     "tests/scheduler/accel/cpu/test_matrix.py",
     "tests/scheduler/model/test_packed_checkpoint.py",

@@ -19,8 +19,8 @@ from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
 from cache.memory.codec import Codec
 from cache.memory.frames import UNDIVIDED
-from cache.memory.tier import MemoryTier
-from cache.memory.tier import divide as divided_as
+from cache.memory.memory_tier import MemoryTier
+from cache.memory.memory_tier import divide as divided_as
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
 from cache.store import SessionStore
@@ -35,11 +35,11 @@ from scheduler.adapters.adapter_set import AdapterSet
 from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
-from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
+from scheduler.core.turn_limits import Limits
 from scheduler.forward.modes import language_model
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens

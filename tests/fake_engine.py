@@ -38,7 +38,7 @@ from scheduler.protocol import (
 from scheduler.sampling_params import ThinkingBudget
 from scheduler.speech_messages import SpeechFacts, SpokenPart, Transcribe, Transcribed
 from scheduler.turn_receipt import Receipt
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.engine.engine import EngineDied, EngineUnavailable, State, TurnRefused
 from server.engine.mailbox import Mailbox
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cache.attention.backend import Signature
 from cache.attention.triton import TritonBackend, TritonPlan
-from cache.memory.tier import MemoryTier, divide
+from cache.memory.memory_tier import MemoryTier, divide
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page

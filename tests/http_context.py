@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 import server.app
 from server.api.sessions.transfers import Transfers
 from server.batches.storage import BatchStorage
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.log.session_log import SessionLog
 from server.models.offered_model import OfferedModel
 from server.models.registry import ModelRegistry

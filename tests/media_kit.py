@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from template_styles import tokens_with
 
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 SEES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache

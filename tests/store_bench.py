@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.pool import PagePool
 from cache.pages.retention import Retention
 from cache.pages.session import SessionCache

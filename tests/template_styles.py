@@ -10,7 +10,7 @@ from pathlib import Path
 from http_context import demo_tokens
 from transformers import AutoTokenizer
 
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.config.prompt_rules import PROMPT_RULES
 
 FOLDER = Path(__file__).with_name("templates")

@@ -18,18 +18,18 @@ from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
 from cache.attention.triton import triton_backend
 from cache.attention.varlen import varlen_backend
 from cache.memory.codec import Codec
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.memory.record_kernel import record_kernel
 from cache.memory.stream import HostCopy, put
-from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
 from cache.pages.pool import Page, PagePool
 from cache.store import SessionStore
 from cache.tiers import transfer
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.core.engine_core import EngineCore
-from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
+from scheduler.core.turn_limits import Limits
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.probe import probe

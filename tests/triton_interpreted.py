@@ -18,7 +18,7 @@ from gpu_kit import near_step
 from cache.attention.self_test import StepSpec, random_step
 from cache.attention.triton import TritonBackend
 from cache.memory.codec import Codec
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 

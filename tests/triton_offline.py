@@ -22,11 +22,11 @@ from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step
 from cache.attention.triton import TritonBackend
 from cache.memory.codec import Codec
+from cache.memory.memory_tier import PageShape
 from cache.memory.record_kernel import RecordKernel
-from cache.memory.tier import PageShape
 from cache.memory.token_record import TokenRecord
 from cache.pages.layers import Reach, ScoreOptions
-from scheduler.accel.gpu.min_probabilities import TruncationKernel
+from scheduler.accel.gpu.truncation_kernel import TruncationKernel
 
 CPU = torch.device("cpu")
 FULL_PRECISION, HALVES = torch.float32, (torch.bfloat16, torch.float16)

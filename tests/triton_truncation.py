@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import torch
 
-from scheduler.accel.gpu.min_probabilities import TruncationKernel
+from scheduler.accel.gpu.truncation_kernel import TruncationKernel
 from scheduler.core.truncation import min_probabilities
 from scheduler.sampling_params import Sampling
 

@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, Qwen3Config
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from tools.floors import Floors, measure
 from tools.served import Served
 from tools.tables import table

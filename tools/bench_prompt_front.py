@@ -21,10 +21,10 @@ from transformers import AutoTokenizer
 from scheduler.model_facts import ModelFacts
 from server.api.anthropic.as_chat import as_chat
 from server.api.anthropic.schemas import MessagesRequest
+from server.chat.chat_tokenizer import ChatTokenizer, TemplateRefused
 from server.chat.prompts import EMPTY_RECORD, Prompt, conversation, new_messages, rendering_change_of
-from server.chat.tokenizer import ChatTokenizer, TemplateRefused
 from server.config.prompt_rules import PROMPT_RULES
-from server.lines.branches import branch_of
+from server.lines.branch import branch_of
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, TurnRecord, common_prefix
 from tools.random_model import DEMO

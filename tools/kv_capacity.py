@@ -14,7 +14,7 @@ import torch
 from transformers import Gemma3TextConfig, Gemma4TextConfig, GptOssConfig, MistralConfig
 
 from cache.memory.frames import Frames
-from cache.memory.tier import PageShape, divide
+from cache.memory.memory_tier import PageShape, divide
 from cache.pages.layers import read_layers, windows_of
 
 PAGE = 16

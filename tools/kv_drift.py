@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from cache.memory.codec import Codec
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
 from cache.store import SessionStore

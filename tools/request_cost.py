@@ -32,7 +32,7 @@ from scheduler.protocol import Delta, FinishReason, Stats, Submit
 from scheduler.turn_receipt import Receipt
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.engine.engine import LoadableEngine, State, TurnRefused
 from server.engine.mailbox import Mailbox
 from server.http.connection import HttpConfig

@@ -24,7 +24,7 @@ from statistics import mean
 
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.pool import PagePool
 from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache

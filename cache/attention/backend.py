@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 

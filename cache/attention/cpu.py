@@ -22,7 +22,7 @@ from cache.attention.backend import Signature, once
 from cache.attention.self_test import SelfTest, StepSpec
 from cache.compiler import NotBuilt, build, has_tiles
 from cache.memory.codec import Codec
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 

@@ -12,8 +12,8 @@ import torch
 
 from cache.attention.triton import Launch, TritonPlan
 from cache.attention.work_list import Place, divide, tiles
+from cache.memory.memory_tier import MemoryTier
 from cache.memory.stream import put, refill
-from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, Span
 from cache.pages.session import SessionCache

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cache.attention.decode import DecodeStep, Tables
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedCache
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cache.attention.backend import Backend, Signature
-from cache.errors import first_line
-from cache.memory.tier import MemoryTier, PageShape
+from cache.error_line import first_line
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.memory.codec import Codec
 from cache.memory.token_record import TokenRecord
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from cache.memory.memory_tier import MemoryTier
 from cache.memory.stream import put
-from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
-from cache.pages.media import BothWays, TimelineMedia
 from cache.pages.session import SessionCache
+from cache.pages.timeline_media import BothWays, TimelineMedia
 
 
 class NotInPlace(Exception):

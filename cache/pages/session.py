@@ -14,10 +14,10 @@ from cache.media_ids import uncut
 from cache.memory.stream import put
 from cache.pages import state as states
 from cache.pages.layers import Windows
-from cache.pages.media import TimelineMedia
 from cache.pages.pool import Page
 from cache.pages.retention import Stop
 from cache.pages.timeline_key import TimelineKey
+from cache.pages.timeline_media import TimelineMedia
 from cache.segments.chain import Owner, Segment
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute

@@ -2,7 +2,7 @@
 
 Owns: file format, checksums, encoding, the tree.
 
-May import: ``cache.files``, ``cache.memory.codec``.
+May import: ``cache.whole_files``, ``cache.memory.codec``.
 
 Never knows: pages, budgets, threads.
 """

@@ -24,9 +24,9 @@ import torch
 import xxhash
 from msgspec import Meta
 
-from cache.files import NAME, CorruptFile, open_file, read_at, read_into, write_file
 from cache.memory.codec import Codec
-from cache.segments import codec as codecs
+from cache.segments import segment_codec as codecs
+from cache.whole_files import NAME, CorruptFile, open_file, read_at, read_into, write_file
 
 MAGIC = b"\x93wtKV\r\n\x1a"
 FORMAT = 1

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache.files import CorruptFile
 from cache.media_ids import MEDIA, uncut
 from cache.memory.codec import Codec
 from cache.pages.pool import Page
@@ -33,6 +32,7 @@ from cache.tiers.segment_store import SegmentStore
 from cache.tiers.session_remover import SessionRemover
 from cache.tiers.tier_sync import TierSync
 from cache.tiers.write_behind import WriteBehind
+from cache.whole_files import CorruptFile
 
 _LOADS = 4  # concurrent loads, each on its own thread; each holds pages that are not used yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cache import files
+from cache import whole_files
 from cache.segments.chain import Owner
 from cache.tiers.disk import DiskTier
 from cache.tiers.io_threads import WorkQueue
@@ -72,7 +72,7 @@ def remove_all(obsolete: list[Path]) -> list[Path]:
             shutil.rmtree(path, ignore_errors=True)
             continue
         try:
-            files.remove(path.parent, [path.name])
+            whole_files.remove(path.parent, [path.name])
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             continue  # no file of ours is there
         except OSError:

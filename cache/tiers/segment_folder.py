@@ -11,10 +11,10 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from cache import files
-from cache.files import CorruptFile
+from cache import whole_files
 from cache.segments.chain import LooseSegment, Owner, Place, read_segment
 from cache.segments.segment_file import check, read_header
+from cache.whole_files import CorruptFile
 
 FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
 FOLDER = re.compile(r"[0-9a-f]{32}")
@@ -64,13 +64,13 @@ class SegmentFolder:
         """Create the folder and lock it against other processes. Returns the folders of other models beside it that no
         process uses, least recently used last. Raises OSError, and BlockingIOError if another process has the lock.
         """
-        files.make_folder(self.folder)
+        whole_files.make_folder(self.folder)
         root = self.folder.parent
-        self._lock = files.lock(self.folder, _LOCK_SECONDS)
+        self._lock = whole_files.lock(self.folder, _LOCK_SECONDS)
         other_models = []
         for entry in os.scandir(root):
             is_other = FOLDER.fullmatch(entry.name) and entry.name != self.folder.name
-            if is_other and entry.is_dir(follow_symlinks=False) and not files.is_locked(Path(entry.path)):
+            if is_other and entry.is_dir(follow_symlinks=False) and not whole_files.is_locked(Path(entry.path)):
                 stored = (file.stat(follow_symlinks=False) for file in Path(entry.path).rglob("*"))
                 size = sum(stat.st_size for stat in stored if S_ISREG(stat.st_mode))
                 other_models.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
@@ -87,7 +87,7 @@ class SegmentFolder:
         contents = FolderContents({}, [], set())
         entries = [entry for entry in os.scandir(self.folder) if FOLDER.fullmatch(entry.name)]
         for folder in [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]:
-            files.clear_temporaries(self.folder / folder)
+            whole_files.clear_temporaries(self.folder / folder)
             for file in os.scandir(self.folder / folder):
                 place = (folder, file.name)
                 if not FILE.fullmatch(file.name):

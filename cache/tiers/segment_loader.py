@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cache.files import CorruptFile
 from cache.pages import state as states
 from cache.pages.pool import PagePool
 from cache.pages.session import CHECKPOINTS, SessionCache
@@ -22,6 +21,7 @@ from cache.segments.chain import Segment, read_segment
 from cache.segments.segment_file import SegmentReader, check, lengths_of, read_header
 from cache.tiers import transfer
 from cache.tiers.io_threads import WorkQueue
+from cache.whole_files import CorruptFile
 
 log = logging.getLogger("warmturn.engine")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from cache.files import CorruptFile
 from cache.segments.chain import Owner, Segment
 from cache.tiers.disk import DiskTier
 from cache.tiers.io_threads import WorkQueue
 from cache.tiers.remover import Remover
 from cache.tiers.segment_export import cut
 from cache.tiers.tier_sync import TierSync
+from cache.whole_files import CorruptFile
 
 Callback = Callable[[], None]
 

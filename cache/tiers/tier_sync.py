@@ -13,14 +13,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from cache import files
-from cache.files import CorruptFile
+from cache import whole_files
 from cache.segments.chain import LooseSegment, Owner, Place, Segment
 from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers.disk import DiskTier
 from cache.tiers.io_threads import WorkQueue
 from cache.tiers.segment_folder import FILE, FOLDER, folder_of
 from cache.tiers.segment_store import SegmentStore
+from cache.whole_files import CorruptFile
 
 log = logging.getLogger("warmturn.engine")
 
@@ -187,7 +187,7 @@ class TierSync:
                 path = self._disk.folder / place[0] / place[1]
                 if path.exists():
                     break
-                files.make_folder(path.parent)
+                whole_files.make_folder(path.parent)
                 self.lower.get(*place, path)
                 fresh[place] = found = self._disk.segment_folder.read_segment(place)
                 place = None if found.parent is None else _check(found.parent)
@@ -231,7 +231,7 @@ def unlink(folder: Path, places: list[Place]) -> list[Place]:
     left = []
     for place in places:
         try:
-            files.remove(folder / place[0], [place[1]])
+            whole_files.remove(folder / place[0], [place[1]])
         except FileNotFoundError:
             continue
         except OSError:

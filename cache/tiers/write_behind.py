@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cache import files
+from cache import whole_files
 from cache.memory.codec import Codec
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages import state as states
 from cache.pages.pool import Page, PagePool
 from cache.pages.retention import Retention
@@ -289,7 +289,7 @@ class WriteBehind:
         """On the writer's thread."""
         tensors, facts = transfer.pack_states(kept)
         folder = self._disk.folder / segment.folder
-        files.make_folder(folder)
+        whole_files.make_folder(folder)
         done = write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors | paged)
         return _Written(done.size, self._disk.segment_folder.measure())
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cache.pages.timeline_key import TimelineKey
-from scheduler.adapters.checkpoint import LowRankPair
+from scheduler.adapters.adapter_checkpoint import LowRankPair
 from scheduler.model_facts import AdapterFacts
 
 Module = torch.nn.Module

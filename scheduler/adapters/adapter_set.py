@@ -17,8 +17,8 @@ from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.adapters.adapted_rows import AdaptedRows
 from scheduler.adapters.adapter import Adapter, AdapterUse, Changes
+from scheduler.adapters.adapter_checkpoint import AdapterCheckpoint, BadAdapter, LowRankPair, read_adapter
 from scheduler.adapters.adapter_tables import AdapterTables
-from scheduler.adapters.checkpoint import AdapterCheckpoint, BadAdapter, LowRankPair, read_adapter
 from scheduler.adapters.fitter import Fitter
 
 

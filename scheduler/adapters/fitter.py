@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from scheduler.adapters.adapter import Changes
-from scheduler.adapters.checkpoint import BadAdapter
+from scheduler.adapters.adapter_checkpoint import BadAdapter
 
 _ROWS = 256  # of a weight that are read at once
 

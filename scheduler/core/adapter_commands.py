@@ -11,8 +11,8 @@ from cache.pages.session import common_prefix
 from cache.pages.timeline_key import MARKED, TimelineKey
 from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from scheduler.adapters.adapter import AdapterUse
+from scheduler.adapters.adapter_checkpoint import BadAdapter
 from scheduler.adapters.adapter_set import AdapterSet
-from scheduler.adapters.checkpoint import BadAdapter
 from scheduler.engine_config import AdapterSource
 from scheduler.model.loader import LoadedModel, LoadFailed
 

@@ -18,15 +18,14 @@ import torch
 from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
 from scheduler.core.drafters import Draft
+from scheduler.core.fair_queue import QueueFull
 from scheduler.core.gauges import StepCounters, read_stats
 from scheduler.core.grammar_queue import GrammarQueue
 from scheduler.core.input_processor import InputProcessor
 from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
-from scheduler.core.limits import Limits
 from scheduler.core.media_encoder import MediaEncoder
 from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.output_queue import UNDECODABLE, OutputQueue
-from scheduler.core.queue import QueueFull
 from scheduler.core.sampling import SampledToken, Sampler
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.speculator import Speculator
@@ -34,6 +33,7 @@ from scheduler.core.step_rows import StepRows
 from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import Vocabulary
 from scheduler.core.turn import Turn
+from scheduler.core.turn_limits import Limits
 from scheduler.media.media_store import MediaStore
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost

@@ -7,14 +7,14 @@ from array import array
 from functools import partial
 
 from cache.media_ids import MEDIA, count_media
-from cache.pages.media import TimelineMedia
 from cache.pages.timeline_key import MARKED
+from cache.pages.timeline_media import TimelineMedia
 from scheduler.adapters.adapter import AdapterUse
 from scheduler.adapters.adapter_set import AdapterSet
-from scheduler.core.limits import Limits
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.thinking import ThinkingState
 from scheduler.core.turn import Turn
+from scheduler.core.turn_limits import Limits
 from scheduler.media.media_store import MediaStore, UnknownMedium
 from scheduler.protocol import Refused, Submit, unpack_ids
 

@@ -14,9 +14,9 @@ from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
 from cache.tier import Tier
 from cache.tiers.archive import Fetch
+from scheduler.core.fair_queue import FairQueue
 from scheduler.core.pinned_sessions import PinnedSessions
 from scheduler.core.prefetcher import Prefetcher
-from scheduler.core.queue import FairQueue
 from scheduler.core.spare_time import SpareTime
 from scheduler.core.turn import Turn, TurnStatus
 from scheduler.protocol import FinishReason, Warm

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from cache.memory.stream import put
-from scheduler.accel.gpu.min_probabilities import truncation_kernel
+from scheduler.accel.gpu.truncation_kernel import truncation_kernel
 from scheduler.sampling_params import Sampling
 
 

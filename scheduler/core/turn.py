@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from cache.memory.stream import HostCopy
 from cache.pages.eviction import scope_name
-from cache.pages.media import TimelineMedia
 from cache.pages.session import SessionCache
 from cache.pages.timeline_key import TimelineKey
+from cache.pages.timeline_media import TimelineMedia
 from cache.tier import StopKind
 from cache.tiers.archive import Fetch
 from scheduler.core.constraint import Constraint

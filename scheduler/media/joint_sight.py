@@ -11,7 +11,7 @@ import torch
 
 from cache.media_ids import MEDIA
 from cache.memory.stream import put
-from cache.pages.media import BothWays, FedRows, PlacedMedium, TimelineMedia
+from cache.pages.timeline_media import BothWays, FedRows, PlacedMedium, TimelineMedia
 from scheduler.media.overlay import Overlay, laid_rows
 from scheduler.media.sight import (
     OUTPUTS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cache.media_ids import LEAST, MEDIA, media_ids
-from cache.pages.media import PlacedMedium, TimelineMedia
+from cache.pages.timeline_media import PlacedMedium, TimelineMedia
 from cache.segments.chain import Owner
 from scheduler.media.eyes import Eyes
 from scheduler.media.joint_sight import JointSight

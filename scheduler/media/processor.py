@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from scheduler.extras import install_command
 from scheduler.media.senses import PICTURES, VIDEOS, Sense, decode_picture, decode_sound
 from scheduler.media.video_frames import decode_video

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from cache import files
-from cache.files import CorruptFile
+from cache import whole_files
 from cache.segments.chain import Owner
 from cache.tiers.segment_folder import folder_of
+from cache.whole_files import CorruptFile
 
 log = logging.getLogger("warmturn.engine")
 
@@ -145,7 +145,7 @@ class RowFiles:
     def _write(self, name: str, picture: str, other: str | None, rows: Sequence[torch.Tensor]) -> None:
         """Name another session's file, or write one."""
         try:
-            files.make_folder(self._folder / name)
+            whole_files.make_folder(self._folder / name)
             if other is not None:
                 with suppress(FileExistsError):
                     os.link(self._folder / other / picture, self._folder / name / picture)
@@ -153,7 +153,7 @@ class RowFiles:
             data = save({str(number): part for number, part in enumerate(rows)})
             if shutil.disk_usage(self._folder).free - len(data) >= self._floor:
                 check = hashlib.blake2b(data, digest_size=_CHECK).digest()
-                files.write_file(self._folder / name, picture, [check, data])
+                whole_files.write_file(self._folder / name, picture, [check, data])
         except OSError as error:
             log.info("rows of a picture could not be written: %s", error.strerror)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from cache.errors import first_line
+from cache.error_line import first_line
 
 MOST_PIXELS = 1 << 26  # of a picture that is decoded here; the server has lower limits
 MOST_SECONDS = 3600  # of a sound that is decoded here

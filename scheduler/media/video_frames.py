@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.media_frames import FRAMES, split_frames
 from scheduler.media.senses import decode_picture
 

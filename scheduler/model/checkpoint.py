@@ -19,7 +19,7 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from scheduler.engine_config import EngineConfig
 from scheduler.model import gguf, load_errors
 from scheduler.model.packed_checkpoint import PackedCheckpoint

@@ -25,15 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache.attention.decode import DecodeStep, Tables
 from cache.attention.decode_rows import RowsStep
-from cache.errors import first_line
+from cache.error_line import first_line
+from cache.memory.memory_tier import MemoryTier
 from cache.memory.stream import put
-from cache.memory.tier import MemoryTier
 from cache.pages import state as states
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache
+from scheduler.accel.gpu.captured_experts import grouped_products_wait, waitless_experts
 from scheduler.accel.gpu.constants import waitless_constants
-from scheduler.accel.gpu.experts import grouped_products_wait, waitless_experts
 from scheduler.forward.mode import Mode
 from scheduler.model.cuda_capture import Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from scheduler.forward.modes import PagedMode
 from scheduler.model.loader import LoadedModel
 

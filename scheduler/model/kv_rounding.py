@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.memory.codec import Codec
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from scheduler.forward.mode import Mode
 from scheduler.model.measurement import Measurement
 from scheduler.model_facts import KvRounding

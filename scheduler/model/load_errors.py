@@ -12,7 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from scheduler.extras import install_command
 
 # Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.

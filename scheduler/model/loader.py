@@ -17,7 +17,7 @@ import msgspec
 import torch
 import transformers
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.memory.codec import Codec
 from cache.memory.heap import give_back
 from cache.pages.layers import AttentionLayer, read_layers

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cache.memory.frames import UNDIVIDED, Division, Frames
+from cache.memory.memory_tier import MemoryTier, PageShape, divide
 from cache.memory.stream import put
-from cache.memory.tier import MemoryTier, PageShape, divide
 from cache.pages import near_ends
 from cache.pages import state as states
 from cache.pages.layers import AttentionLayer

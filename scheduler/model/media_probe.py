@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.media_frames import join_frames
 from cache.media_ids import MEDIA, media_ids
-from cache.memory.tier import MemoryTier
-from cache.pages.media import PlacedMedium
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
+from cache.pages.timeline_media import PlacedMedium
 from cache.store import SessionStore
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from cache import files
+from cache import whole_files
 from cache.memory.codec import Codec
 from cache.memory.frames import UNDIVIDED, Division
-from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.memory.memory_tier import MemoryTier, PageShape, divide
 from cache.pages.layers import Windows
 from cache.pages.pool import PagePool
 from cache.pages.state import nbytes
@@ -130,7 +130,7 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
     folder = Path(config.kv_folder)
     try:
         folder = folder.parent.resolve() / folder.name  # links on the way are the user's; the folder itself is none
-        files.make_folder(folder)
+        whole_files.make_folder(folder)
         disk = shutil.disk_usage(folder)
         floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
         stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))

@@ -18,9 +18,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from cache.attention.packed_attention import Unsupported
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.memory.codec import Codec
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Windows
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompileOptions

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
+from cache.memory.memory_tier import MemoryTier
 from cache.memory.stream import put
-from cache.memory.tier import MemoryTier
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
 from scheduler.adapters.adapter_set import AdapterSet

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cache.attention.packed_attention import Unsupported
-from cache.errors import first_line
+from cache.error_line import first_line
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.alone_modes import AloneMode

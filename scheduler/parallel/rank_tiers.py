@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cache.memory.frames import UNDIVIDED
-from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.memory.memory_tier import MemoryTier, PageShape, divide
 from scheduler.parallel.rank_commands import DEVICE, CopyPages, CreateTiers, FileCommand, Gather
 from scheduler.parallel.rank_link import RankLink
 

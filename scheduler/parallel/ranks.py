@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from cache.memory.tier import MemoryTier, layer_of
+from cache.memory.memory_tier import MemoryTier, layer_of
 from scheduler.parallel.rank_commands import DEVICE, CopyPages, Gather, Ordered, Scatter
 from scheduler.parallel.rank_link import RankLink
 

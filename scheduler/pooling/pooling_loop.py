@@ -9,7 +9,7 @@ import time
 import torch
 
 from scheduler.pooling.pooler import Pooler
-from scheduler.pooling.queue import PoolingQueue, PoolingRequest, tokens_of
+from scheduler.pooling.pooling_queue import PoolingQueue, PoolingRequest, tokens_of
 from scheduler.pooling_messages import Pool, Pooled
 from scheduler.protocol import QUEUE_FULL, Cancel, Shutdown, Stats, StepOutputs, ToEngine
 from scheduler.sessionless import HEARTBEAT, MessageChannel, answer_without_sessions

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoFeatureExtractor, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from cache.errors import first_line
+from cache.error_line import first_line
 from scheduler.engine_config import EngineConfig
 from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_tokenizer

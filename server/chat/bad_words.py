@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 
 def encode_bad_words(words: Sequence[str], tokens: ChatTokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:

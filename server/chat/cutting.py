@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from server.chat.call_rules import CallRules
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.late_tools import callable_tools
 from server.chat.partial_reply import PartialReply
 from server.chat.rendering import rendering_in_force
-from server.chat.tokenizer import ChatTokenizer
 from server.log.logged_message import LoggedCall, LoggedMessage
 from server.log.timeline import SessionRecord, common_prefix, locate
 

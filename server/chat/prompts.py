@@ -10,6 +10,7 @@ from typing import Any
 
 from scheduler.model_facts import ModelFacts
 from server.chat.billing_line import fold_billing_lines, has_billing_line
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import count_rows, digests_of, media_of
 from server.chat.late_tools import callable_tools, placed_tools
 from server.chat.rendering import (
@@ -24,7 +25,6 @@ from server.chat.rendering import (
 )
 from server.chat.stateful import NoContinuation, continued_ids, full_ids
 from server.chat.system_places import place_messages
-from server.chat.tokenizer import ChatTokenizer
 from server.config.prompt_rules import (
     BILLING_LINE,
     MESSAGES_JOINED,

@@ -20,7 +20,7 @@ from server.log.logged_message import LoggedMessage
 
 
 class Renderer(Protocol):
-    """The methods of ``server.chat.tokenizer.ChatTokenizer`` that are used here."""
+    """The methods of ``server.chat.chat_tokenizer.ChatTokenizer`` that are used here."""
 
     @property
     def dialect(self) -> Dialect: ...

@@ -11,8 +11,8 @@ from itertools import product
 
 import msgspec
 
+from server.chat.chat_tokenizer import ChatTokenizer, TemplateRefused
 from server.chat.stateful import full_ids
-from server.chat.tokenizer import ChatTokenizer, TemplateRefused
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import common_prefix
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.sampling_params import ThinkingBudget
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.declared_parser import THOUGHTS
 from server.chat.dialect import Dialect
-from server.chat.tokenizer import ChatTokenizer
 
 MESSAGE = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
 NEIGHBOURS = ("a", ".", "\n", "<", "1")  # texts behind which another one is encoded, to see what its own tokens are

@@ -10,15 +10,15 @@ from typing import Any
 
 from server.chat.call_grammar import call_grammar
 from server.chat.call_rules import NO_CALLS, CallRules
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.dialect import Dialect
 from server.chat.reasoned_grammar import grammar_behind_reasoning
 from server.chat.reply_parser import PlainParser
-from server.chat.tokenizer import ChatTokenizer
 from server.constraints.enforceable import lenient
 from server.constraints.grammars import GrammarCheck, json_schema_grammar
 from server.errors import bad_request
 from server.schemas.adaptations import adapt
-from server.schemas.formats import Formatted, check_grammar, format_grammar
+from server.schemas.output_formats import Formatted, check_grammar, format_grammar
 from server.schemas.tools import AllowedChoice, NamedCustom, NamedTool, ToolChoice
 
 

@@ -71,7 +71,7 @@ class WaitingTurns:
         self._left.clear()
 
     def full(self, tenant: str) -> bool:
-        """Whether another turn of this tenant would be refused, by the rule of ``scheduler.core.queue``: in a full
+        """Whether another turn of this tenant would be refused, by the rule of ``scheduler.core.fair_queue``: in a full
         queue, a turn replaces one of a tenant that has more waiting turns than this tenant would then have.
         """
         if len(self._tenants) < self._capacity:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from server.chat.tokenizer import TemplateRefused
+from server.chat.chat_tokenizer import TemplateRefused
 from server.engine.engine import EngineDied, EngineUnavailable, TurnRefused
 from server.errors import ApiError, ClientLeft, bad_request, dotted_path, unavailable
 from server.http.anthropic_errors import error_body, speaks_anthropic

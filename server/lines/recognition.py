@@ -16,7 +16,7 @@ from msgspec import UNSET
 from server.chat.prompts import Prompt, check_room
 from server.chat.rendering import Rendering
 from server.errors import ApiError
-from server.lines.branches import Branch, Branches, read_branches
+from server.lines.branch import Branch, Branches, read_branches
 from server.lines.hints import Hint, hint_of
 from server.lines.side_calls import is_aside, is_marked
 from server.log.claims import SessionBusy

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from server.media import media_check
-from server.media.limits import MediaRefused
+from server.media.media_limits import MediaRefused
 
 PROGRAM = Path(media_check.__file__)
 

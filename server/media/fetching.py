@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 import httpx
 
 from server.media.addresses import is_public
-from server.media.limits import MAX_BYTES, MediaRefused, too_large
+from server.media.media_limits import MAX_BYTES, MediaRefused, too_large
 from server.media.targets import Target, target_of
 
 MAX_HOPS = 4

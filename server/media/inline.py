@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 
-from server.media.limits import MAX_BYTES, MediaRefused, too_large
+from server.media.media_limits import MAX_BYTES, MediaRefused, too_large
 
 WHITESPACE = str.maketrans("", "", "\r\n\t ")
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from cache.media_frames import join_frames
 from server.errors import ApiError, bad_request
-from server.media.formats import format_of
 from server.media.inline import from_base64, from_data_url
 from server.media.libraries import has_pillow, has_sounds
-from server.media.limits import (
+from server.media.media import STORED, Media, MediaKind
+from server.media.media_format import format_of
+from server.media.media_limits import (
     IN_HAND,
     LOW_SIDE,
     MAX_BYTES,
@@ -25,7 +26,6 @@ from server.media.limits import (
     MediaRefused,
     too_large,
 )
-from server.media.media import STORED, Media, MediaKind
 from server.media.picture_checker import PictureChecker
 from server.media.sound_decoder import SoundDecoder
 from server.media.targets import target_of

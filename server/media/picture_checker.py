@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from server.media.decoding_process import DecodingProcess
-from server.media.limits import CHECK_SECONDS, MAX_PIXELS, MAX_SIDE
+from server.media.media_limits import CHECK_SECONDS, MAX_PIXELS, MAX_SIDE
 
 
 class CheckedPicture(NamedTuple):

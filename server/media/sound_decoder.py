@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from server.media.decoding_process import DecodingProcess
 from server.media.libraries import has_sounds
-from server.media.limits import LONGEST_SOUND, MediaRefused
+from server.media.media_limits import LONGEST_SOUND, MediaRefused
 
 DECODE_SECONDS = 60.0  # for one
 

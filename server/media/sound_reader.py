@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from server.errors import ApiError, bad_request
-from server.media.formats import sound_format
-from server.media.limits import IN_HAND, MediaRefused
+from server.media.media_format import sound_format
+from server.media.media_limits import IN_HAND, MediaRefused
 from server.media.sound_decoder import DecodedSound, SoundDecoder
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from server.media.limits import MediaRefused
+from server.media.media_limits import MediaRefused
 
 MAX_URL = 4096  # characters
 PORTS = {"http": 80, "https": 443}

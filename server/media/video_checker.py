@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cache.media_frames import FRAMES, split_frames
 from server.media.decoding_process import DecodingProcess
-from server.media.formats import video_format
 from server.media.libraries import has_films
-from server.media.limits import CHECK_SECONDS, MAX_FRAMES, MAX_PIXELS, MAX_SENT_FRAMES, MAX_SIDE, MediaRefused
+from server.media.media_format import video_format
+from server.media.media_limits import CHECK_SECONDS, MAX_FRAMES, MAX_PIXELS, MAX_SENT_FRAMES, MAX_SIDE, MediaRefused
 from server.media.picture_checker import PictureChecker
 
 

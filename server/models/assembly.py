@@ -8,9 +8,9 @@ from functools import partial
 from scheduler.cgroups import physical_memory
 from scheduler.engine_config import AdapterSource
 from scheduler.tokenizer_parts import TokenizerParts
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.template import Stability, stability
 from server.chat.thinking_budget import MESSAGE, ThinkingDefaults
-from server.chat.tokenizer import ChatTokenizer
 from server.config.model_list import ModelEntry
 from server.config.serve_options import ServeConfig
 from server.engine.engine import LoadableEngine

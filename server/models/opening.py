@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import Tracer
 
 from scheduler.tokenizer_parts import TokenizerParts
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.template import Stability
 from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
-from server.chat.tokenizer import ChatTokenizer
 from server.config.usage_error import UsageError
 from server.daemon_thread import in_daemon_thread
 from server.engine.engine import LoadableEngine

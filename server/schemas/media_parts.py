@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from server.errors import bad_request
-from server.media.limits import MAX_MEDIA, MAX_SENT_FRAMES
 from server.media.media import Media, MediaKind, PlacedMedia, place
+from server.media.media_limits import MAX_MEDIA, MAX_SENT_FRAMES
 from server.media.media_reader import MediaSource
 from server.schemas.adaptations import adapt
 from server.schemas.strict import Harmless, Strict, missing_field_error

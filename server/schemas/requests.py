@@ -17,10 +17,10 @@ from pydantic_core import PydanticCustomError
 from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stopping
 from server.log.logged_message import LoggedMessage
 from server.schemas.field_types import INT32, INT64, Bias, Limit, Stops, Temperature, TokenIds, TopP
-from server.schemas.formats import Formatted
 from server.schemas.keep_alive import kept_seconds
 from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_content
 from server.schemas.metadata import Metadata
+from server.schemas.output_formats import Formatted
 from server.schemas.routed_fields import Effort, RoutedFields
 from server.schemas.strict import Harmless, Strict, wrong
 from server.schemas.thinking_fields import ThinkingFields

@@ -12,11 +12,11 @@ from opentelemetry.trace import Tracer
 from starlette.requests import HTTPConnection
 
 from scheduler.model_facts import ModelFacts
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import expand_with
 from server.chat.prompts import check_ids
 from server.chat.template import UNMEASURED, Stability
 from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
-from server.chat.tokenizer import ChatTokenizer
 from server.constraints.grammars import GrammarCheck
 from server.engine.engine import Engine
 from server.errors import ApiError, bad_request, unavailable

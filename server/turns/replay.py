@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.protocol import Delta
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.partial_reply import FinishedReply, PartialReply
-from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
 from server.http.sse import EventStream
 from server.log.identity import Session

@@ -13,7 +13,7 @@ from server.chat.reply_parser import PlainParser, ReplyParser
 from server.chat.thinking_budget import measure_budget
 from server.chat.tool_prompts import call_rules_of, needs_marks, reply_grammar
 from server.errors import bad_request
-from server.schemas.formats import Formatted, format_grammar
+from server.schemas.output_formats import Formatted, format_grammar
 from server.schemas.requests import TurnRequest
 from server.schemas.tools import ToolChoice
 from server.turns.context import ServerContext

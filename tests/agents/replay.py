@@ -25,7 +25,7 @@ from http_context import Site, site
 from template_styles import tokens_with
 
 from scheduler.protocol import Submit, unpack_ids
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.config.prompt_rules import PROMPT_RULES
 from server.engine.mailbox import Mailbox
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage

@@ -20,7 +20,7 @@ from template_styles import tokens_with
 from websockets.asyncio.client import connect
 
 from server.api.responses.socket_requests import CreateEvent
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 ALL = sorted(FOLDER.glob("*/*.json"))
 OVER_SOCKETS = [path for path in ALL if path.parent.name.endswith("-websocket")]

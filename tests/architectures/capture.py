@@ -38,12 +38,12 @@ from cache.attention.backend import Signature
 from cache.attention.decode import DecodeStep, Tables
 from cache.attention.decode_rows import RowsStep
 from cache.attention.triton import TritonBackend
-from cache.errors import first_line
-from cache.memory.tier import MemoryTier
+from cache.error_line import first_line
+from cache.memory.memory_tier import MemoryTier
 from cache.pages import state as states
 from cache.pages.layers import read_layers
+from scheduler.accel.gpu.captured_experts import waitless_experts
 from scheduler.accel.gpu.constants import waitless_constants
-from scheduler.accel.gpu.experts import waitless_experts
 from scheduler.forward.rope import LongRope
 from scheduler.model.decode_graphs import DeviceRead, DeviceReadWatch
 from scheduler.model.probe import UnsupportedModel, Verdict, probe

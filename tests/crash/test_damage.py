@@ -15,10 +15,10 @@ from crash.damage import KINDS, content_of, damage
 from engine_kit import Kit
 from tiny_models import greedy, model_of
 
-from cache.files import CorruptFile
 from cache.segments.chain import Owner
 from cache.segments.segment_file import SegmentReader
 from cache.tiers.segment_folder import file_name, folder_of
+from cache.whole_files import CorruptFile
 from server.log.database import SessionDamaged
 from server.log.logged_message import LoggedMessage
 from server.log.recovery.salvage import Salvage

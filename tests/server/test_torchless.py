@@ -20,7 +20,7 @@ DEMO = ROOT / "server" / "demo"
 READ = """
 import json, sys
 from server import torchless
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.log.logged_message import LoggedMessage
 
 if "no torch" in sys.argv:

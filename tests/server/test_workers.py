@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from http_context import Site, served
 
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.http.error_responses import as_api_error
 from server.log.logged_message import LoggedMessage
 from server.workers import NoWorkerFree, Workers, WorkTimedOut

@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
+from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.interceptors import (
@@ -28,7 +29,6 @@ from scheduler.accel.cpu.interceptors import (
 )
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
-from scheduler.accel.cpu.routing import ROUTING
 
 # A linear map as its weight and bias; None where the module is none.
 Linear = Callable[[torch.nn.Module], tuple[Matrix, torch.Tensor | None] | None]

@@ -18,9 +18,9 @@ import msgspec
 import torch
 
 from cache.compiler import NotBuilt, private_folder
-from cache.errors import first_line
-from cache.files import CorruptFile, write_file
+from cache.error_line import first_line
 from cache.memory import huge
+from cache.whole_files import CorruptFile, write_file
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ref, Slots
 from scheduler.accel.cpu.matrix import PACKED, TILED, Matrix
 from scheduler.accel.cpu.program import Program

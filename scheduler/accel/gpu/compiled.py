@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cache.compiler import NotBuilt, private_folder
-from cache.errors import first_line
-from cache.files import make_folder
+from cache.error_line import first_line
+from cache.whole_files import make_folder
 
 _MOST_GRAPHS = 16  # of one class: two for each kind of its modules, since a single token is a kind of its own
 # Integer attributes of a module are constants of its code, except the layer index: else each layer is compiled.

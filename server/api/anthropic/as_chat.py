@@ -20,7 +20,7 @@ from server.api.anthropic.block_schemas import (
 )
 from server.api.anthropic.schemas import AnthropicMessageParam, MessagesRequest, PromptRequest
 from server.api.anthropic.sent_messages import ADDS, REMOVES, open_compaction
-from server.api.anthropic.tool_schemas import AnthropicTool, ToolChoice
+from server.api.anthropic.tool_definitions import AnthropicTool, ToolChoice
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
 from server.media.media import Media

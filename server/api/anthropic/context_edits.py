@@ -1,5 +1,5 @@
 """Edits of a request's history (``context_management``): old tool results and old reasoning are left out, and a
-conversation is compacted (``server.api.anthropic.compaction``).
+conversation is compacted (``server.api.anthropic.compact_edit``).
 """
 
 from __future__ import annotations

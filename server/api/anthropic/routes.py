@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from server.api.anthropic.as_chat import as_chat
-from server.api.anthropic.compaction import CompactedChat, compact
+from server.api.anthropic.compact_edit import CompactedChat, compact
 from server.api.anthropic.context_edits import CompactEdit, apply_edits
 from server.api.anthropic.diagnostics import Diagnosis, DiagnosticsTable, RequestDigest
 from server.api.anthropic.objects import AppliedEdits, OriginalTokens, TokenCount

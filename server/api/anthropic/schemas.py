@@ -19,7 +19,7 @@ from server.api.anthropic.block_schemas import (
     Texts,
 )
 from server.api.anthropic.context_edits import CompactEdit, ContextManagement
-from server.api.anthropic.tool_schemas import AnthropicTool, AnyTool, ToolChoice
+from server.api.anthropic.tool_definitions import AnthropicTool, AnyTool, ToolChoice
 from server.media.media import Media
 from server.schemas.field_types import INT32, MAX_STOP_CHARS, MAX_STOPS
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS

@@ -12,7 +12,7 @@ from server.api.sessions.transfers import read_chunks
 from server.errors import ApiError, bad_request
 from server.http.body_memory import BodyMemory
 from server.http.multipart import FormPart, check_form, declared_size, read_parts
-from server.media.limits import MAX_FILE
+from server.media.media_limits import MAX_FILE
 from server.schemas import strict
 from server.schemas.strict import validate
 

@@ -10,8 +10,8 @@ from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import pack_ids
 from server.api.embeddings.objects import CutInput
 from server.api.embeddings.schemas import EmbeddingRequest, Pooling, RerankRequest, ScoreRequest
+from server.chat.chat_tokenizer import ChatTokenizer, TokensWithin
 from server.chat.prompts import check_ids, context_exceeded
-from server.chat.tokenizer import ChatTokenizer, TokensWithin
 from server.errors import bad_request
 
 

@@ -14,7 +14,7 @@ from scheduler.sampling_params import Generation
 from server.api.ollama.objects import Details, ListedModel, Models, OllamaVersion, RunningModel, ShownModel
 from server.api.ollama.schemas import ShowBody, plain_name
 from server.api.openai.models import timestamp
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
 from server.models.offered_model import OfferedModel

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from server.api.ollama.as_chat import as_chat, as_completion, prompt_chat
+from server.api.ollama.as_turns import as_chat, as_completion, prompt_chat
 from server.api.ollama.models import keep_model
 from server.api.ollama.reply import GenerateReply, OllamaChatReply, OllamaReply
 from server.api.ollama.schemas import ChatBody, GenerateBody, GeneratingRequest, plain_name

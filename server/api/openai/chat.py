@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from scheduler.model_facts import ModelFacts
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, new_messages, rendering_change_of
 from server.chat.rendering import PLAIN
-from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.lines.hints import names_conversation

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from scheduler.model_facts import ModelFacts
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import media_of
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
-from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
 from server.log.identity import Session

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from server.api.responses.branches import ResponseBranch, find_branch
 from server.api.responses.compacting import folding_of
 from server.api.responses.objects import CompactedResponse
 from server.api.responses.reading import ReadInput, read_conversation
 from server.api.responses.reply import usage_of
+from server.api.responses.response_branch import ResponseBranch, find_branch
 from server.api.responses.schemas import InputRequest
 from server.api.responses.sealed_reasoning import seal
 from server.errors import bad_request

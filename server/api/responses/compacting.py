@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from scheduler.model_facts import ModelFacts
-from server.api.responses.branches import CHAIN, ResponseBranch
 from server.api.responses.client_tools import ToolNames
 from server.api.responses.prompt import (
     fold_front,
@@ -22,11 +21,12 @@ from server.api.responses.prompt import (
 )
 from server.api.responses.reading import ReadInput, make_prompt
 from server.api.responses.reply import ResponseReply
+from server.api.responses.response_branch import CHAIN, ResponseBranch
 from server.api.responses.schemas import InputRequest, ResponseRequest
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.compaction import can_be_folded, fold_messages, front_of, newest_from
 from server.chat.prompts import EMPTY_RECORD, Prompt, check_room, continuation, count_fed
 from server.chat.rendering import order_tools, rendering_in_force
-from server.chat.tokenizer import ChatTokenizer
 from server.config.prompt_rules import TOOL_ORDER
 from server.errors import ApiError
 from server.lines.recognition import Conversation, recognise

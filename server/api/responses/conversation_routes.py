@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.api.responses import objects as objects
-from server.api.responses.branches import CONVERSATION, conversation_not_found, conversation_of
 from server.api.responses.input_items import gather_input, page_of
+from server.api.responses.response_branch import CONVERSATION, conversation_not_found, conversation_of
 from server.api.responses.schemas import AddItems, CreateConversation, Including, ListItems, UpdateConversation
 from server.api.sessions.routes import delete_session_and_turn
 from server.chat.prompts import check_bytes

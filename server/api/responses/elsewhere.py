@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from server.api.responses.branches import response_not_found
+from server.api.responses.response_branch import response_not_found
 from server.errors import ApiError
 from server.log.response_rows import UNFINISHED, StoredResponse
 from server.schemas.items import parse_id

@@ -12,11 +12,6 @@ import msgspec
 from fastapi import Request
 
 from server.api.responses import objects as objects
-from server.api.responses.branches import (
-    CHAIN_SECONDS,
-    ResponseBranch,
-    branch_if_rewritten,
-)
 from server.api.responses.compacting import (
     CompactionRunner,
     compact_older,
@@ -31,6 +26,11 @@ from server.api.responses.compacting import (
 from server.api.responses.compaction_output import CompactionOutput
 from server.api.responses.reading import ReadInput, make_prompt, read_conversation
 from server.api.responses.reply import ResponseReply
+from server.api.responses.response_branch import (
+    CHAIN_SECONDS,
+    ResponseBranch,
+    branch_if_rewritten,
+)
 from server.api.responses.schemas import SEALED, ResponseRequest
 from server.api.responses.tool_schemas import tool_objects
 from server.chat.compaction import can_be_folded

@@ -20,6 +20,7 @@ from server.api.responses.client_tools import ToolNames
 from server.api.responses.schemas import InputRequest
 from server.api.responses.tool_schemas import client_tools, tools_in
 from server.chat.billing_line import fold_billing_lines, fold_instructions
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.compaction import front_of
 from server.chat.late_tools import callable_tools
 from server.chat.prompts import (
@@ -33,7 +34,6 @@ from server.chat.prompts import (
     verbosity_variables,
 )
 from server.chat.rendering import RenderingChange
-from server.chat.tokenizer import ChatTokenizer
 from server.config.prompt_rules import BILLING_LINE
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.api.responses.branches import ResponseBranch
 from server.api.responses.client_tools import ToolNames
 from server.api.responses.input_items import gather_input
 from server.api.responses.prompt import (
@@ -14,6 +13,7 @@ from server.api.responses.prompt import (
     tool_names,
     with_instructions,
 )
+from server.api.responses.response_branch import ResponseBranch
 from server.api.responses.schemas import InputRequest
 from server.chat.prompts import Prompt
 from server.chat.rendering import rendering_in_force

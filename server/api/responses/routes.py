@@ -13,7 +13,12 @@ from starlette.responses import Response
 
 from server.api.responses import objects as objects
 from server.api.responses.background import background_of
-from server.api.responses.branches import (
+from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
+from server.api.responses.input_items import page_of
+from server.api.responses.preparation import prepare_response
+from server.api.responses.reading import make_prompt, read_conversation
+from server.api.responses.reply import ResponseReply, events_of
+from server.api.responses.response_branch import (
     CHAIN,
     ResponseBranch,
     branch_of,
@@ -22,11 +27,6 @@ from server.api.responses.branches import (
     response_not_found,
     stored_response,
 )
-from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
-from server.api.responses.input_items import page_of
-from server.api.responses.preparation import prepare_response
-from server.api.responses.reading import make_prompt, read_conversation
-from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.sessions.routes import delete_held_session
 from server.errors import bad_request

@@ -20,9 +20,9 @@ from server.api.responses.tool_schemas import (
     note_tools,
 )
 from server.schemas.field_types import INT32
-from server.schemas.formats import Formatted
 from server.schemas.messages import Id
 from server.schemas.metadata import Metadata
+from server.schemas.output_formats import Formatted
 from server.schemas.query import Query
 from server.schemas.requests import TurnRequest
 from server.schemas.strict import Strict, missing_field_error, wrong

@@ -17,9 +17,9 @@ from fastapi import APIRouter, Request, WebSocket
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
-from server.api.responses.branches import ResponseBranch, branch_of, new_chain
 from server.api.responses.preparation import prepare_response
 from server.api.responses.reply import ResponseReply
+from server.api.responses.response_branch import ResponseBranch, branch_of, new_chain
 from server.api.responses.routes import router as over_http
 from server.api.responses.socket_memory import SocketMemory
 from server.api.responses.socket_reply import SocketReply, encode_error

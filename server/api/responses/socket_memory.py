@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from server.log.logged_message import LoggedMessage
 from server.log.media_rows import NO_MEDIA
 from server.log.timeline import NewTurn, SessionRecord
-from server.media.limits import MAX_TOTAL
+from server.media.media_limits import MAX_TOTAL
 
 MOST = 32  # responses per connection; the least recently used one goes first
 

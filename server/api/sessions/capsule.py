@@ -26,7 +26,7 @@ import msgspec
 
 from server.errors import ApiError, bad_request
 from server.log.portable import PortableLog
-from server.media.limits import MAX_BYTES
+from server.media.media_limits import MAX_BYTES
 
 T = TypeVar("T")
 

@@ -29,8 +29,8 @@ from server.log.database import SessionDamaged
 from server.log.identity import Session
 from server.log.portable import InvalidLog, PortableLog
 from server.log.timeline import SessionSummary, UnknownSession
-from server.media.limits import MediaRefused
 from server.media.media import place
+from server.media.media_limits import MediaRefused
 from server.media.media_reader import MediaReader
 from server.turns.context import ServerContext, context_of
 

@@ -23,7 +23,7 @@ from server.api.embeddings.routes import check_dimensions, shorten, write
 from server.api.embeddings.schemas import Pooling
 from server.api.embeddings.tokenising import Inputs, prompt_length
 from server.api.sessions.routes import require_session, session_of_path
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.errors import bad_request
 from server.http.body import JsonRoute, asks
 from server.http.json_response import json_response

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.errors import ApiError
-from server.media.formats import format_of
-from server.media.limits import MediaRefused
 from server.media.media import MediaKind
+from server.media.media_format import format_of
+from server.media.media_limits import MediaRefused
 from server.turns.context import context_of
 
 router = APIRouter()

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from server.api.openai.completions import create_completion
 from server.api.sessions.routes import require_session, session_of_path
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response

@@ -21,7 +21,7 @@ from cache.attention.cpu import CpuBackend, CpuPlan
 from cache.attention.packed_attention import PackedAttention, attend
 from cache.compiler import NotBuilt, build, has_tiles
 from cache.memory.codec import Codec
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page

@@ -9,8 +9,8 @@ import torch
 
 from cache.attention.decode import DecodeStep, Tables
 from cache.attention.self_test import LAYERS
-from cache.memory.tier import MemoryTier, PageShape
-from cache.memory.tier import divide as divided_as
+from cache.memory.memory_tier import MemoryTier, PageShape
+from cache.memory.memory_tier import divide as divided_as
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cache.attention.packed_attention import PackedAttention, Unsupported, attend
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page

@@ -16,7 +16,7 @@ from cache.attention.packed_attention import PackedAttention
 from cache.attention.self_test import LAYERS, SelfTest, StepSpec, random_step, reference
 from cache.attention.triton import TritonPlan, triton_backend
 from cache.attention.varlen import VarlenBackend, VarlenPlan, varlen_backend
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 

@@ -12,7 +12,7 @@ from cache.attention import triton
 from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step
 from cache.attention.triton import TritonBackend, launch_shape
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import ScoreOptions
 
 CPU = torch.device("cpu")

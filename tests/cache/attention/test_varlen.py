@@ -12,7 +12,7 @@ from cache.attention import self_test
 from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
 from cache.attention.varlen import VarlenBackend, VarlenPlan
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import ScoreOptions
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ import torch
 from happens_before import Event, Machine, Race, Stream
 
 from cache.memory import host_offload, stream
-from cache.memory import tier as tiers
+from cache.memory import memory_tier as tiers
 from cache.memory.host_offload import HostOffload
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 
 CPU, PAGE = torch.device("cpu"), 4
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cache.memory import pinned
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 
 CPU = torch.device("cpu")
 SHAPES = {0: PageShape(2, 8, 2, 8, torch.bfloat16), 1: PageShape(3, 5, 1, 7, torch.float32, 4)}

@@ -7,7 +7,7 @@ import torch
 
 from cache.memory.codec import Codec
 from cache.memory.frames import UNDIVIDED
-from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.memory.memory_tier import MemoryTier, PageShape, divide
 from cache.memory.token_record import TokenRecord
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from array import array
 import pytest
 import torch
 
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import Page, PagePool
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from array import array
 import pytest
 import torch
 
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache, common_prefix
 

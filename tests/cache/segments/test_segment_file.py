@@ -17,11 +17,11 @@ import pytest
 import torch
 import xxhash
 
-from cache import files
-from cache.files import CorruptFile
+from cache import whole_files
 from cache.memory.codec import Codec
 from cache.segments import segment_file
 from cache.segments.segment_file import Header, SegmentReader, check, read_header, timeline_hash, write
+from cache.whole_files import CorruptFile
 
 COUNT = 5  # tokens of the segments here
 DTYPES = [
@@ -476,7 +476,7 @@ def test_a_header_larger_than_any_is_not_read_from_a_file_as_large(
 
     def read(fd: int, size: int, offset: int) -> bytearray:
         sizes.append(size)
-        return files.read_at(fd, size, offset)
+        return whole_files.read_at(fd, size, offset)
 
     monkeypatch.setattr(segment_file, "read_at", read)
     with pytest.raises(CorruptFile, match="longer"):

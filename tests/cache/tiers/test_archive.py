@@ -13,7 +13,7 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache.memory.codec import Codec
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.segments.chain import Owner
 from cache.segments.segment_file import read_header
 from cache.tier import Tier, TierHolding

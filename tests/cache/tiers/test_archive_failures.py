@@ -16,8 +16,8 @@ import pytest
 from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
-from cache import files
-from cache.memory.tier import MemoryTier
+from cache import whole_files
+from cache.memory.memory_tier import MemoryTier
 from cache.segments import segment_file as segment_module
 from cache.segments.chain import Owner
 from cache.segments.segment_file import SegmentReader, write
@@ -153,7 +153,7 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypat
     for session in ("s", "t"):
         kit.ask(TALK if session == "s" else [1, *TALK], 4, session=session)
     kit.settle()
-    remove = files.remove
+    remove = whole_files.remove
 
     def stubborn(folder: Path, names: list[str]) -> None:
         if folder.name == folder_of(Owner("a", "s", True)):
@@ -161,7 +161,7 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypat
         remove(folder, names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "remove", stubborn)
+        patch.setattr(whole_files, "remove", stubborn)
         for _ in range(2):  # asking again does not make it true
             for session in ("s", "t"):
                 commands.forget(Forget("a", session))
@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
     kit.ask(longer, 1, session="s")
     kit.leave()
     root, tip = sorted(files_of(tmp_path), key=lambda path: path.name)
-    opened = files.open_file
+    opened = whole_files.open_file
 
     def tired(folder: Path, name: str) -> int:
         if name == root.name:
@@ -392,7 +392,7 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
     )
     disk.space.set_free(disk.segment_folder.measure())
     disk.space.floor = room - int(10.5 * one)  # there is room for ten
-    with held(monkeypatch, files, "remove"):
+    with held(monkeypatch, whole_files, "remove"):
         for number in range(3):
             kit.ask([100 + number, *TALK[1:]], 1, session=f"t{number}")
             for _ in range(5):
@@ -473,7 +473,7 @@ def test_a_file_of_a_failed_download_that_could_not_be_unlinked_is_tried_again(
     (path,) = files_of(tmp_path / "remote")
     path.write_bytes(b"damaged")
     other = Kit(folder=tmp_path / "two", remote=url)
-    remove = files.remove
+    remove = whole_files.remove
     left: list[Path] = []
 
     def fail_once(folder: Path, names: list[str]) -> None:
@@ -482,7 +482,7 @@ def test_a_file_of_a_failed_download_that_could_not_be_unlinked_is_tried_again(
         left.extend(folder / name for name in names)
         raise OSError("read-only for now")
 
-    monkeypatch.setattr(files, "remove", fail_once)
+    monkeypatch.setattr(whole_files, "remove", fail_once)
     assert reused(check(other, [*TALK, 1], session="s")) == (0, 0)
     other.settle()
     assert left

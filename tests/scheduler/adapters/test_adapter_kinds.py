@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import greedy, make_model
 
 from cache.tier import Tier
-from scheduler.adapters.checkpoint import BadAdapter
+from scheduler.adapters.adapter_checkpoint import BadAdapter
 from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Export, Exported, Import, Imported, pack_ids
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tiny_models import greedy, make_tokenizer
 
 from cache.tier import Tier
-from scheduler.core.limits import Limits
 from scheduler.core.session_commands import SessionCommands
+from scheduler.core.turn_limits import Limits
 from scheduler.protocol import FinishReason, Forget, Forgotten, Submit, pack_ids, unpack_ids
 from scheduler.sampling_params import Sampling, Stopping
 

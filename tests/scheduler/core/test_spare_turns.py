@@ -8,7 +8,7 @@ import pytest
 from engine_kit import PAGE, Kit
 from tiny_models import greedy, make_tokenizer
 
-from scheduler.core.queue import FairQueue, QueueFull
+from scheduler.core.fair_queue import FairQueue, QueueFull
 from scheduler.core.spare_time import SpareTime
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn, TurnStatus

@@ -14,8 +14,8 @@ from tiny_models import WINDOW, greedy
 
 from cache.media_ids import media_ids
 from cache.memory.frames import Frames, division
-from cache.memory.tier import MemoryTier, PageShape
-from cache.memory.tier import divide as divided_as
+from cache.memory.memory_tier import MemoryTier, PageShape
+from cache.memory.memory_tier import divide as divided_as
 from cache.pages.layers import AttentionLayer, Reach, Windows, windows_of
 from cache.pages.near_ends import holds_unseen
 from cache.pages.pool import PagePool

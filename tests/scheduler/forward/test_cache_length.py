@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.llama4.modeling_llama4 import Llama4ForCausalLM, Llama4TextAttention
 
 from cache.attention.packed_attention import PackedAttention
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import read_layers
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import PagePool

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from cache.attention import packed_attention
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.mode import installed

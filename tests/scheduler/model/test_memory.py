@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, Windows
 from cache.pages.pool import PagePool
 from scheduler import cgroups

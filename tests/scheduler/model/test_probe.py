@@ -15,7 +15,7 @@ from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
 from cache.attention import cpu
 from cache.memory.codec import Codec
-from cache.memory.tier import PageShape
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, Windows, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cache.memory.frames import UNDIVIDED
-from cache.memory.tier import MemoryTier, PageShape, divide
+from cache.memory.memory_tier import MemoryTier, PageShape, divide
 from cache.pages.layers import AttentionLayer, Reach, Windows
 from cache.pages.pool import PagePool
 from cache.tiers import transfer

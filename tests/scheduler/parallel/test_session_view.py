@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import torch
 
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page

@@ -18,12 +18,12 @@ from transformers import BertForSequenceClassification
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadFailed
 from scheduler.model_facts import ModelFacts
-from scheduler.pooling.loader import load_pooler
 from scheduler.pooling.pooler import Pooler
+from scheduler.pooling.pooler_loader import load_pooler
 from scheduler.pooling.recipe import BadRecipe, read_recipe
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import Loading, TokenizerRead, pack_ids
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 WEIGHTS = torch.arange(1.0, 100.0)[:, None]
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

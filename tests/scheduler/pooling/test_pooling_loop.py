@@ -11,7 +11,7 @@ import torch
 
 from scheduler.pooling.pooler import Pooler, VectorHead
 from scheduler.pooling.pooling_loop import MAX_FAILURES, PoolingLoop
-from scheduler.pooling.queue import PoolingQueue
+from scheduler.pooling.pooling_queue import PoolingQueue
 from scheduler.pooling_messages import Pool, Pooled, PoolInput
 from scheduler.protocol import (
     Cancel,

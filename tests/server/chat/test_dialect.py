@@ -15,6 +15,7 @@ from template_styles import HERMES, NO_SYSTEM, NO_TOOLS, STYLES, THINKS, tokens_
 
 from server.chat.call_form import CallForm, ParameterForm
 from server.chat.call_rules import CallRules
+from server.chat.chat_tokenizer import ChatTokenizer, TemplateRefused
 from server.chat.declared_parser import DeclaredParser, check_response_template
 from server.chat.dialect import IN_WORDS, Dialect, shorten_id
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
@@ -23,7 +24,6 @@ from server.chat.partial_reply import PartialReply
 from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
 from server.chat.stateful import continued_ids, full_ids
-from server.chat.tokenizer import ChatTokenizer, TemplateRefused
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 
 TOOL: dict[str, Any] = {
@@ -374,7 +374,7 @@ def test_reading_imports_no_torch() -> None:
     program = (
         "import sys; from server.chat.declared_parser import DeclaredParser, check_response_template; "
         "from server.chat.dialect import Dialect; "
-        "import server.chat.dialect_probe, server.chat.dialect_parser, server.chat.tokenizer; "
+        "import server.chat.dialect_probe, server.chat.dialect_parser, server.chat.chat_tokenizer; "
         "DeclaredParser(check_response_template({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
         "assert 'torch' not in sys.modules"
     )

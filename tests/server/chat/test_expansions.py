@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 import server
 from cache.media_ids import MEDIA, count_media, is_first, media_ids, uncut
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import Expansion, PromptMedia, expand_with, media_of
 from server.chat.prompts import EMPTY_RECORD, Prompt, continuation
-from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord

@@ -18,9 +18,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from scheduler.model.tokenizer import take_apart
 from scheduler.protocol import TokenizerRead
+from server.chat.chat_tokenizer import OPTIONS, ChatTokenizer, TemplateRefused
 from server.chat.template import stability
 from server.chat.template_language import render_chat
-from server.chat.tokenizer import OPTIONS, ChatTokenizer, TemplateRefused
 
 TOOL = {
     "type": "function",

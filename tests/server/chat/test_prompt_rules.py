@@ -11,9 +11,9 @@ from http_context import Site, served
 from template_styles import STYLES, tokens_with
 
 from scheduler.protocol import unpack_ids
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.prompts import chat_prompt
 from server.chat.rendering import Rendering, order_tools
-from server.chat.tokenizer import ChatTokenizer
 from server.config.prompt_rules import PROMPT_RULES, parse_prompt_rules
 from server.log.logged_message import LoggedMessage
 from server.schemas.requests import ChatRequest

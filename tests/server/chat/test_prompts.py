@@ -7,8 +7,8 @@ from fake_engine import FACTS
 from http_context import demo_tokens
 from transformers import AutoTokenizer
 
+from server.chat.chat_tokenizer import ChatTokenizer, TemplateRefused, template_source
 from server.chat.prompts import Prompt, chat_prompt, check_room, completion_prompts
-from server.chat.tokenizer import ChatTokenizer, TemplateRefused, template_source
 from server.errors import ApiError
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord

@@ -11,9 +11,9 @@ from template_styles import THINKS
 from transformers import AutoTokenizer
 
 from scheduler.core.constraint import grammar_tokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.reasoned_grammar import grammar_behind_reasoning
 from server.chat.thinking_budget import measure_budget
-from server.chat.tokenizer import ChatTokenizer
 from server.constraints.grammars import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 
 FLAG = {

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from template_styles import NO_SYSTEM, NO_TOOLS, STYLES, tokens_with
 
+from server.chat.chat_tokenizer import TemplateRefused
 from server.chat.rendering import Rendering
 from server.chat.system_places import ANYWHERE, REMINDER, SystemPlaces
-from server.chat.tokenizer import TemplateRefused
 from server.config.prompt_rules import PROMPT_RULES
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 

@@ -8,8 +8,8 @@ import pytest
 from http_context import MODEL, Site, demo_tokens, served
 from transformers import AutoTokenizer
 
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.template import UNMEASURED, Divergence, Stability, stability
-from server.chat.tokenizer import ChatTokenizer
 
 ASSISTANT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = (

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from scheduler.core.thinking import ThinkingState
 from scheduler.sampling_params import ThinkingBudget
 from server.chat.call_rules import CallRules
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ReplyParser
 from server.chat.thinking_budget import encode_behind, encode_rests, measure_budget
-from server.chat.tokenizer import ChatTokenizer
 
 CHANNELS = template("channels")
 START = "<|im_start|>assistant\n"

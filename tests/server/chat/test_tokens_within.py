@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pooling_kit import pooling_tokenizer
 
-from server.chat.tokenizer import ChatTokenizer, cut_longer
+from server.chat.chat_tokenizer import ChatTokenizer, cut_longer
 
 LENGTHS = (0, 1, 2, 5, 6, 11, 20)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler.core.queue import FairQueue
+from scheduler.core.fair_queue import FairQueue
 from scheduler.core.turn import Turn
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Stopping

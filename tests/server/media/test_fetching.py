@@ -14,7 +14,7 @@ from media_kit import png
 from server.media import targets
 from server.media.addresses import is_public
 from server.media.fetching import Fetcher
-from server.media.limits import MediaRefused
+from server.media.media_limits import MediaRefused
 from server.media.targets import target_of
 
 HOST = "pictures.example"

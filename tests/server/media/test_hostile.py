@@ -24,7 +24,7 @@ from msgspec import structs
 from cache.media_frames import FRAMES, join_frames
 from scheduler.model_facts import MediaMarks
 from server.media.fetching import Fetcher
-from server.media.limits import MAX_BYTES, MAX_MEDIA, MAX_PIXELS, MAX_SIDE
+from server.media.media_limits import MAX_BYTES, MAX_MEDIA, MAX_PIXELS, MAX_SIDE
 
 pytest.importorskip("PIL")
 HOST = "pictures.example"

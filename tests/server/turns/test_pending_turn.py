@@ -12,7 +12,7 @@ from template_styles import NO_TOOLS, tokens_with
 
 from scheduler.protocol import Submit
 from server.chat.bad_words import encode_bad_words
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 KEY = {"Idempotency-Key": "k"}
 PATHS: dict[str, dict[str, Any]] = {  # each endpoint with the least that it takes

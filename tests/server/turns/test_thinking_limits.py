@@ -9,8 +9,8 @@ from http_context import HELLO, Site, demo_tokens, events, served
 from template_styles import HERMES, NO_TOOLS, STYLES, THINKS, template, tokens_with
 
 from scheduler.sampling_params import ThinkingBudget
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.thinking_budget import MESSAGE, ThinkingDefaults
-from server.chat.tokenizer import ChatTokenizer
 
 REASONING = "one two three four five six seven eight nine ten"
 FIELDS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")

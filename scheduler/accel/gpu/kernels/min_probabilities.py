@@ -1,4 +1,4 @@
-"""The Triton kernel ``min_probabilities``, which ``scheduler.accel.gpu.min_probabilities`` imports where Triton is
+"""The Triton kernel ``min_probabilities``, which ``scheduler.accel.gpu.truncation_kernel`` imports where Triton is
 installed.
 
 Probabilities are not negative, so they are ordered as the integers that their bits are. A program finds the threshold

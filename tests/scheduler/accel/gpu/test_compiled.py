@@ -21,7 +21,7 @@ from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
 
 from cache.attention import packed_attention
-from cache.memory.tier import MemoryTier
+from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu import compiled
 from scheduler.accel.gpu.compiled import CompiledLayers, CompileOptions

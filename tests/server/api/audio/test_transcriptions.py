@@ -18,7 +18,7 @@ from msgspec import structs
 from speech_kit import recogniser_of, sound_file
 
 from scheduler.speech_messages import SpeechFacts, Transcribe, Transcribed
-from server.media.limits import MAX_FILE
+from server.media.media_limits import MAX_FILE
 from server.media.sound_decoder import SoundDecoder
 from server.media.sound_reader import SoundReader
 

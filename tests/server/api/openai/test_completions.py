@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from scheduler.protocol import Delta, Submit, TokenLogprob, unpack_ids
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 from server.engine.mailbox import Mailbox
 from server.schemas.vendor_fields import TokenOptions
 from server.turns.completion_reply import LogprobColumns, alternatives

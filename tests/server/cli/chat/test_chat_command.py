@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.cli.chat.chat import chat
+from server.cli.chat.chat_command import chat
 from server.config.client_options import ChatConfig
 from server.config.usage_error import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache.errors import first_line
+from cache.error_line import first_line
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 START = """
 import json, sys
-from server.import_savings import leave_out_unused
+from server.server_import_savings import leave_out_unused
 leave_out_unused()
 import server.serve
 from server.instance import import_app, import_parts

@@ -7,7 +7,7 @@ from typing import Any
 
 from http_context import demo_tokens
 
-from server.chat.tokenizer import ChatTokenizer
+from server.chat.chat_tokenizer import ChatTokenizer
 
 
 def changed(**attributes: Any) -> ChatTokenizer:

@@ -7,7 +7,7 @@ import random
 import pytest
 from tiny_models import make_tokenizer
 
-from scheduler.core.queue import FairQueue, QueueFull
+from scheduler.core.fair_queue import FairQueue, QueueFull
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
 from scheduler.protocol import Submit, pack_ids

@@ -13,8 +13,8 @@ from adapter_kit import ATTENTION, make_parts, save_adapter
 from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 
+from scheduler.adapters.adapter_checkpoint import BadAdapter, read_adapter
 from scheduler.adapters.adapter_set import AdapterSet
-from scheduler.adapters.checkpoint import BadAdapter, read_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler import import_savings
+from scheduler import engine_import_savings
 
 ROOT = Path(__file__).resolve().parents[2]
 
 START = """
 import json, sys
-from scheduler.import_savings import leave_out_unused
+from scheduler.engine_import_savings import leave_out_unused
 from scheduler.engine_config import EngineConfig
 
 config = EngineConfig(address="", model=sys.argv[1], device="cpu", tensor_parallel=int(sys.argv[2]))
@@ -117,7 +117,7 @@ def test_the_module_of_a_frame_is_found_without_a_look_at_all_files(monkeypatch:
     frame = sys._getframe()
     for known in ("modulesbyfile", "_filesbymodname"):
         monkeypatch.setattr(inspect, known, {})
-    with import_savings.callers_found_quickly():
+    with engine_import_savings.callers_found_quickly():
         assert inspect.getmodule(frame) is sys.modules[__name__]
         assert inspect.getmodule(Path) is sys.modules[Path.__module__]
         assert inspect.getframeinfo(frame).lineno == frame.f_lineno

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cache.files import CorruptFile, clear_temporaries, make_folder, open_file, read_at, remove, write_file
+from cache.whole_files import CorruptFile, clear_temporaries, make_folder, open_file, read_at, remove, write_file
 
 CHUNKS: list[bytes | memoryview] = [b"one", memoryview(b"two"), b"", b"three" * 1000]
 WHOLE = b"one" + b"two" + b"three" * 1000

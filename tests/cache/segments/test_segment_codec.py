@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cache.memory.codec import Codec
-from cache.segments import codec as codecs
-from cache.segments.codec import choose_codec, decode, encodable, encode, encoded_bytes
+from cache.segments import segment_codec as codecs
+from cache.segments.segment_codec import choose_codec, decode, encodable, encode, encoded_bytes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOSSY = (Codec.INT8, Codec.FP8)

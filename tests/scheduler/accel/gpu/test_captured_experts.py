@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import make_model
 
-from scheduler.accel.gpu.experts import NAME, waitless_experts
+from scheduler.accel.gpu.captured_experts import NAME, waitless_experts
 from scheduler.model.decode_graphs import DeviceRead, DeviceReadWatch
 
 

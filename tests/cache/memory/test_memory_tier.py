@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from cache.memory.tier import MemoryTier, PageShape
+from cache.memory.memory_tier import MemoryTier, PageShape
 
 CPU = torch.device("cpu")
 SIZE = 4

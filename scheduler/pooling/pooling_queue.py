@@ -45,7 +45,7 @@ class PoolingQueue:
     """Requests are served in their order for each tenant, one input after the other; between tenants, the one with the
     fewest tokens so far goes first. Spare requests stand in lines of their own, behind all others. A tenant that
     becomes active again gains nothing by having been idle: its count is raised to the lowest of the others (as
-    ``scheduler.core.queue`` has it).
+    ``scheduler.core.fair_queue`` has it).
     """
 
     def __init__(self, capacity: int) -> None:

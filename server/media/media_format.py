@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cache.media_frames import FRAMES
-from server.media.limits import MediaRefused
 from server.media.media import MediaKind
+from server.media.media_limits import MediaRefused
 
 IMAGES = "PNG, JPEG, WebP or GIF"
 VIDEOS = "MP4, WebM, or animated GIF, WebP or PNG"
