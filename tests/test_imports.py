@@ -158,13 +158,13 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
-    "cache": "errors tier media_frames media_ids durable_files files compiler memory segments pages attention tiers "
-    "residency store inventory",
+    "cache": "error_line tier media_frames media_ids durable_files whole_files compiler memory segments pages "
+    "attention tiers residency store inventory",
     "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
     "engine_config tokenizer_parts grammar_limits turn_receipt protocol logs cgroups extras kept_names model_names "
-    "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu adapters media forward parallel model "
-    "sessionless speech pooling core engine_assembly process follower __main__",
-    "server": "errors config workers daemon_thread surrogates torchless import_savings media log "
+    "meta_kernels cores checkup engine_import_savings weights accel.cpu accel.gpu adapters media forward parallel "
+    "model sessionless speech pooling core engine_assembly process follower __main__",
+    "server": "errors config workers daemon_thread surrogates torchless server_import_savings media log "
     "constraints schemas chat engine telemetry hub http middleware turns models lines batches api.ops api.openai "
     "api.embeddings api.sessions api.sharing api.stored_chats api.responses api.anthropic api.ollama api.batches "
     "api.audio api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
