@@ -51,7 +51,7 @@ const copied = (text) => JSON.parse(JSON.stringify(text));
 
 // About how many pixels blocks are high, before they are drawn.
 export function heightOf(blocks) {
-  const rows = ({ raw, text }) => (raw || text).split("\n").reduce((all, line) => all + Math.ceil(line.length / WIDTH), 0);
+  const rows = ({ raw, text }) => (raw || text || "").split("\n").reduce((all, line) => all + Math.ceil(line.length / WIDTH), 0);
   return blocks.reduce((all, block) => all + GAP + ROW * rows(block), 0);
 }
 
