@@ -105,7 +105,7 @@ class SessionStore:
         """What is cached or stored of the named session, or its first ``length`` tokens, as the cache knows them."""
         session = self.find(tenant, name)
         if session is not None:
-            return session.token_ids[: session.length][:length]
+            return session.token_ids[: session.length if length is None else min(length, session.length)]
         head = None if self.archive is None else self.archive.disk.head(Owner(tenant, name, True))
         return array("i") if head is None else head.tip.timeline(length)[0]
 

@@ -81,7 +81,6 @@ class MediaStore:
         self.encoded = 0  # media
         self.passes = 0  # of the encoder
         self.seconds = 0.0  # that they took
-        self._fingerprints = {one.kind: one.processor.fingerprint for one in eyes.every}
         self._budget = budget
         self._known: OrderedDict[tuple[str, str], Medium] = OrderedDict()
         self._bytes = 0
@@ -108,7 +107,7 @@ class MediaStore:
         if rows < LEAST:
             too = "short" if sight.sense is SOUNDS else "small"
             raise ValueError(f"the {sight.sense.noun} is too {too} for this model")
-        ids = media_ids(f"{digest} {self._fingerprints[eyes.kind]}", rows)
+        ids = media_ids(f"{digest} {eyes.processor.fingerprint}", rows)
         kept = sight.position_inputs(processed.inputs)
         return Medium(data, processed.text, ids, kept, eyes, _shapes(processed.inputs))
 
@@ -116,7 +115,7 @@ class MediaStore:
         """Know a medium from now on; returns the one that was known already, if there is one."""
         known = self._known.setdefault((tenant, digest), medium)
         if known is medium:
-            medium.file = medium_name(tenant, digest, self._fingerprints[medium.eyes.kind], self._model)
+            medium.file = medium_name(tenant, digest, medium.eyes.processor.fingerprint, self._model)
             medium.files = self.files
             self._bytes += medium.nbytes
             self._trim()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class Processor:
         self.sense = sense
         self._processor = processor
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of all that a medium's rows depend on besides its bytes and the model."""
         names = {"PIL": "pillow"}
