@@ -24,7 +24,7 @@ from scheduler.core.session_commands import SessionCommands
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.media.eyes import Eyes
-from scheduler.model.eyes import find_eyes
+from scheduler.model.eyes_finder import find_eyes
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
 from scheduler.protocol import Expand, Expanded, MediaItem, Refused, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping

@@ -34,7 +34,7 @@ from scheduler.forward.seq2seq import first_tokens
 from scheduler.media.eyes import Eyes
 from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
-from scheduler.model.eyes import find_eyes, senses_of
+from scheduler.model.eyes_finder import find_eyes, senses_of
 from scheduler.model.generation_defaults import FILE, generation_of, read_generation
 from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe

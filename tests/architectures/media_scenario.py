@@ -27,7 +27,7 @@ from cache.media_ids import MEDIA, is_first
 from scheduler.media.eyes import Eyes
 from scheduler.media.senses import PICTURES, VIDEOS, Sense
 from scheduler.media.sight import Blind
-from scheduler.model.eyes import senses_of
+from scheduler.model.eyes_finder import senses_of
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, prepare
 from scheduler.model.media_probe import look
 
