@@ -37,11 +37,11 @@ def told(script: str, *args: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(chip: int, found: list[dict[str, Any]]) -> None:
-    """What every kernel may need."""
+def check(chip: int, found: list[dict[str, Any]], spilling: str = "") -> None:
+    """What every kernel may need; those of the dtype ``spilling`` may have any stack."""
     for kernel in found:
         assert kernel["shared"] <= SHARED, kernel
-        assert kernel["stack"] <= SPILLED[chip] or kernel["variant"][1:2] == ["float32"], kernel  # slower, and rare
+        assert kernel["stack"] <= SPILLED[chip] or kernel["variant"][1:2] == [spilling], kernel
         assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
 
 
@@ -66,7 +66,7 @@ def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, mo
 @pytest.mark.parametrize("chip", [80, 89, 90, 100])
 def test_all_variants_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check(chip, told("triton_offline.py", str(chip), "all"))
+    check(chip, told("triton_offline.py", str(chip), "all"), spilling="float32")  # slower, and rare
 
 
 def test_the_kernels_compute_attention() -> None:
