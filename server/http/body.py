@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar, get_type_hints
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -67,6 +68,11 @@ class ParsedRequest(Request):
     def __init__(self, request: Request, value: object) -> None:
         super().__init__(request.scope, request.receive)
         self._value = value
+
+    @property
+    def headers(self) -> Headers:
+        rest = [(name, value) for name, value in self.scope["headers"] if name != b"content-type"]
+        return Headers(raw=[*rest, (b"content-type", b"application/json")])  # FastAPI takes JSON under no other
 
     async def body(self) -> bytes:
         return b"{}"  # there is one
@@ -144,12 +150,21 @@ async def only_known_parameters(request: HTTPConnection) -> None:
         raise RequestValidationError([{"type": "unknown", "loc": ("query",), "msg": "", "ctx": {"field": name}}])
 
 
+def is_from_curl(request: Request, media_type: str) -> bool:
+    """Whether JSON may have another content type: as ``curl -d`` names it, which Ollama takes and its documentation
+    uses, and not from a web page. Browsers send Origin with each POST, and a page cannot leave it out.
+    """
+    as_curl = media_type in ("", "application/x-www-form-urlencoded") and "origin" not in request.headers
+    return as_curl and request.url.path.startswith("/api/")
+
+
 def check_headers(request: Request) -> int | None:
     """Refuse any content type but plain JSON: web pages can send forms and text without a CORS preflight. Returns the
     body's length in bytes; None for a chunked body. Raises a 415 or a 413.
     """
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
-    if media_type.strip().lower() != "application/json":
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not is_from_curl(request, media_type):
         raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
     charset = parameters.strip().lower()
     if charset.startswith("charset=") and charset.removeprefix("charset=").strip('"') not in ("utf-8", "utf8"):

@@ -143,6 +143,7 @@ class ModelRegistry:
         check_task(model, tasks)
         if not model.is_loaded:
             self._refuse_if_hopeless(model)
+        began = time.perf_counter_ns()
         while not model.stays.is_set():
             await model.stays.wait()
         model.users += 1
@@ -156,6 +157,7 @@ class ModelRegistry:
             raise
         assert model.context is not None
         connection.state.context = model.context_with(adapter)
+        connection.state.load_ns = time.perf_counter_ns() - began
         return model
 
     def end_use(self, model: OfferedModel) -> None:

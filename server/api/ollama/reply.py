@@ -35,16 +35,19 @@ AT_ALL_TIMES = UsageOptions(at_end=True, everywhere=True, elsewhere=None)
 
 
 class OllamaReply(Reply):
-    """Writes a reply. ``logprobs``: whether it has log-probabilities; ``thinks``: whether reasoning is told."""
+    """Writes a reply. ``logprobs``: whether it has log-probabilities; ``thinks``: whether reasoning is told;
+    ``load_ns``: nanoseconds that its request waited for the model to be loaded.
+    """
 
     done = b""
     media_type = NDJSON
     ping = None
 
-    def __init__(self, head: ReplyHead, *, logprobs: bool, thinks: bool) -> None:
+    def __init__(self, head: ReplyHead, *, logprobs: bool, thinks: bool, load_ns: int = 0) -> None:
         super().__init__(head, AT_ALL_TIMES)
         self._logprobs = logprobs
         self._thinks = thinks
+        self._load_ns = load_ns
         self._started = time.perf_counter_ns()
         self._answered: int | None = None  # when the first token came
 
@@ -106,8 +109,8 @@ class OllamaReply(Reply):
             piece,
             done=True,
             done_reason=done_reason(reply),
-            total_duration=now - self._started,
-            load_duration=0,
+            total_duration=self._load_ns + now - self._started,
+            load_duration=self._load_ns,
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=answered - self._started,
             eval_count=usage.completion_tokens,

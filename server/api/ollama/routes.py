@@ -37,7 +37,8 @@ async def ollama_chat(body: ChatBody, request: Request) -> Response:
     if not body.messages:
         return answer_load(body, request, OllamaChatReply)
     with named_as_sent():
-        return await chat(as_chat(body), request, await named_session(request, None), maker(body, OllamaChatReply))
+        made = maker(body, request, OllamaChatReply)
+        return await chat(as_chat(body), request, await named_session(request, None), made)
 
 
 @router.post("/api/generate")
@@ -50,7 +51,8 @@ async def ollama_generate(body: GenerateBody, request: Request) -> Response:
     with named_as_sent():
         if body.is_completion:
             return await complete(body, request)
-        return await chat(prompt_chat(body), request, await named_session(request, None), maker(body, GenerateReply))
+        made = maker(body, request, GenerateReply)
+        return await chat(prompt_chat(body), request, await named_session(request, None), made)
 
 
 async def complete(body: GenerateBody, request: Request) -> Response:
@@ -62,7 +64,7 @@ async def complete(body: GenerateBody, request: Request) -> Response:
         prompts = await tokens.run(completion_prompts, made, tokens, facts, None)
         check_room(prompts[0], made, facts)
         rules = await text_rules(turn.context, made, made)
-        reply = maker(body, GenerateReply)(turn.reply_head("cmpl"))
+        reply = maker(body, request, GenerateReply)(turn.reply_head("cmpl"))
         return await TurnRunner(turn, prompts, rules, reply).respond()
 
 
@@ -89,6 +91,8 @@ def answer_load(body: GeneratingRequest, request: Request, kind: type[OllamaRepl
     return json_response(replace(piece, done=True, done_reason="unload" if body.unloads else "load"))
 
 
-def maker(body: GeneratingRequest, kind: type[OllamaReply]) -> Callable[[ReplyHead], Reply]:
+def maker(body: GeneratingRequest, request: Request, kind: type[OllamaReply]) -> Callable[[ReplyHead], Reply]:
     """What makes the writer of the reply, when its head is known."""
-    return partial(kind, logprobs=body.logprobs, thinks=body.think is not False)
+    return partial(
+        kind, logprobs=body.logprobs, thinks=body.think is not False, load_ns=getattr(request.state, "load_ns", 0)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -227,6 +228,20 @@ def test_a_client_of_ollama_unloads_a_model(monkeypatch: pytest.MonkeyPatch) -> 
         watching.cancel()
 
     test()
+
+
+@with_models("a", "b")
+async def test_a_client_of_ollama_is_told_how_long_its_model_was_loaded(site: ModelSite) -> None:
+    chat = {"model": "b", "messages": [{"role": "user", "content": "Hello"}], "stream": False}
+    site.gates["b"].clear()
+    waiting = asyncio.create_task(site.http.post("/api/chat", json=chat))
+    await until(lambda: "load b" in site.events)
+    closed = time.perf_counter_ns()
+    await asyncio.sleep(0.05)
+    closed = time.perf_counter_ns() - closed
+    site.gates["b"].set()
+    loaded = (await waiting).json()
+    assert closed < loaded["load_duration"] < loaded["total_duration"]
 
 
 @with_models("a", "b", pinned=("a",), idle_seconds=60.0)

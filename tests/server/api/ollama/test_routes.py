@@ -53,6 +53,21 @@ async def test_a_chat_is_streamed_unless_it_says_otherwise(site: Site) -> None:
     assert "cache" in answer
 
 
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", ""])
+@served()
+async def test_a_body_that_curl_does_not_name_json_is_taken_but_not_from_a_web_page(
+    site: Site, content_type: str
+) -> None:
+    body = json.dumps({"model": "demo", "messages": HELLO, "stream": False})
+    headers = {"content-type": content_type}
+    response = await site.http.post("/api/chat", content=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.json()["message"]["content"] == "Hello there, friend."
+    for origin in ("null", "https://example.org"):
+        refused = await site.http.post("/api/chat", content=body, headers={**headers, "origin": origin})
+        assert refused.status_code == 415
+
+
 @served()
 async def test_a_prompt_is_a_chat_unless_it_is_raw(site: Site) -> None:
     *pieces, last = await lines(site, "/api/generate", prompt="Hello", system="Be kind.")
