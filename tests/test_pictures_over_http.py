@@ -79,7 +79,9 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
     return ids
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3", "idefics3"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava", "idefics3"))]
+)
 def test_chats_with_pictures_say_what_the_model_says(name: str, tmp_path: Path) -> None:
     model = save_seeing_model(name, tmp_path)
     eyes = loaded_of(name).eyes

@@ -29,6 +29,7 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     with RayCluster(tmp_path_factory.mktemp("cluster"), 2) as running:
+        wait_until_routed(running)
         yield running
 
 
@@ -40,8 +41,8 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def wait_until_routed(cluster: RayCluster) -> None:
-    """Until requests come to both replicas: Ray's proxy hears of each a moment after the controller says that it runs,
-    and until then its sessions go to the other one."""
+    """Until requests come to both replicas, of which one has had no turn yet: Ray's proxy hears of each a moment after
+    the controller says that it runs, and until then its sessions go to the other one."""
     text_of(ask(cluster.url, "first", TOLD, None, x_session_id="first", **BEARER))
     wait_for(lambda: "warmturn_steps_total 0.0" in httpx.get(f"{cluster.url}/metrics", headers=BEARER).text)
 
@@ -68,7 +69,6 @@ def where_found(answer: dict[str, Any]) -> list[str]:
 def test_what_only_a_body_names_stays_at_one_replica(cluster: RayCluster) -> None:
     """A session, a conversation, a chain of responses from its second turn on, and a client's own id: each turn finds
     the KV of the turn before it in the memory of the replica that it comes to."""
-    wait_until_routed(cluster)
     more = {"messages": [*TOLD, {"role": "assistant", "content": "Yes."}, *ASKED]}
     found = {}
     for number in range(6):
@@ -96,7 +96,6 @@ def test_what_only_a_body_names_stays_at_one_replica(cluster: RayCluster) -> Non
 def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:
     """Sessions stay at one replica, by header or path. When one is killed in the middle of streams, only those that it
     wrote end, and what was told before is known by the other one, at once or as soon as the dead one is missed."""
-    wait_until_routed(cluster)
     for name in SESSIONS:
         text_of(ask(cluster.url, name, TOLD, None, x_session_id=name, **BEARER))
     for name in SESSIONS:  # the path names the same replica as the header, whose memory has the cache

@@ -155,7 +155,7 @@ def kinds(found: CompiledLayers | None) -> dict[str, int]:
         ("llama", 2, {"LlamaDecoderLayer": 4}),
         pytest.param("qwen3", 2, {"Qwen3DecoderLayer": 4}, marks=pytest.mark.slow),
         pytest.param("gemma2", 4, {"Gemma2DecoderLayer": 4}, marks=pytest.mark.slow),
-        ("gemma3", 4, {"Gemma3DecoderLayer": 4}),
+        pytest.param("gemma3", 4, {"Gemma3DecoderLayer": 4}, marks=pytest.mark.slow),
         ("gpt_oss", 4, {"GptOssDecoderLayer": 4}),
         pytest.param("longrope", 4, {"Phi3DecoderLayer": 4}, marks=pytest.mark.slow),
         pytest.param("mixtral", 2, {"MixtralDecoderLayer": 4}, marks=pytest.mark.slow),
