@@ -227,9 +227,8 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
     read.
     """
     tools = None if body.tools is None else [tool.plain() for tool in body.tools]
-    for name in body.chat_template_kwargs:
-        if name not in tokens.variables:
-            param = "chat_template_kwargs"
+    for param in ("chat_template_args", "chat_template_kwargs"):
+        if not tokens.variables.issuperset(getattr(body, param)):
             raise bad_request(
                 f"{param} has names that this model's chat template does not use.", param, "invalid_value"
             )
@@ -237,6 +236,7 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
         **switch_variables(body.reasons, tokens),
         **effort_variables(body.effort, tokens),
         **verbosity_variables(body.verbosity, tokens, "verbosity"),
+        **body.chat_template_args,
         **body.chat_template_kwargs,
     }
     return RenderingChange(tools, template, body.reasoning_history == "drop", body.goes_on)

@@ -231,6 +231,9 @@ class TurnRequest(Strict):
         )
 
 
+TemplateVariables = Annotated[dict[str, str | int | float | bool], Field(max_length=16)]
+
+
 class GenerationRequest(Formatted, VendorFields, TurnRequest):
     """The fields that chats and completions share."""
 
@@ -271,9 +274,8 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
     reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_history: Literal["keep", "drop"] = "keep"
-    chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
-        default_factory=dict
-    )
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    chat_template_args: TemplateVariables = Field(default_factory=dict)  # Baseten's name for it, which OpenCode sends
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     store: bool = False
     background: bool = False

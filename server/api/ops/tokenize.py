@@ -19,7 +19,7 @@ from server.http.json_response import json_response
 from server.log.identity import Session
 from server.schemas.field_types import TokenIds
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
-from server.schemas.requests import ChatRequest
+from server.schemas.requests import ChatRequest, TemplateVariables
 from server.schemas.strict import Strict, validate, wrong
 from server.schemas.tools import ChatTool, distinct
 from server.turns.context import context_of
@@ -42,7 +42,7 @@ class TokenizeRequest(Strict):
     return_token_strs: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
+    chat_template_kwargs: TemplateVariables = Field(
         default_factory=dict
     )
 

@@ -224,6 +224,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"chat_template_kwargs": {"nonsense": 1}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
+    ({"chat_template_args": {"nonsense": 1}}, "chat_template_args"),
     ({"reasoning_history": "some"}, "reasoning_history"),
     ({"prediction": {"type": "content"}}, "prediction.content"),
     ({"audio": {"voice": "x"}}, "audio"),
@@ -543,8 +544,9 @@ async def test_reasoning_stays_in_a_session_or_is_dropped(site: Site) -> None:
 async def test_an_effort_of_none_and_variables_reach_the_template(site: Site) -> None:
     await site.chat(reasoning_effort="none")
     assert stated("<think>\n\n</think>", site)
-    await site.chat(chat_template_kwargs={"enable_thinking": False})
-    assert stated("<think>\n\n</think>", site)
+    for name in ("chat_template_kwargs", "chat_template_args"):
+        await site.chat(**{name: {"enable_thinking": False}})
+        assert stated("<think>\n\n</think>", site)
     await site.chat(reasoning_effort="high")
     assert not stated("<think>", site)
 
