@@ -42,9 +42,7 @@ class TokenizeRequest(Strict):
     return_token_strs: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: TemplateVariables = Field(
-        default_factory=dict
-    )
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def is_one_of_both(self) -> Self:
