@@ -544,8 +544,9 @@ async def test_reasoning_stays_in_a_session_or_is_dropped(site: Site) -> None:
 async def test_an_effort_of_none_and_variables_reach_the_template(site: Site) -> None:
     await site.chat(reasoning_effort="none")
     assert stated("<think>\n\n</think>", site)
-    for name in ("chat_template_kwargs", "chat_template_args"):
-        await site.chat(**{name: {"enable_thinking": False}})
+    off: Any = {"enable_thinking": False}
+    for given in ({"chat_template_kwargs": off}, {"chat_template_args": off}):
+        await site.chat(**given)
         assert stated("<think>\n\n</think>", site)
     await site.chat(reasoning_effort="high")
     assert not stated("<think>", site)
