@@ -228,7 +228,8 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
     """
     tools = None if body.tools is None else [tool.plain() for tool in body.tools]
     for param in ("chat_template_args", "chat_template_kwargs"):
-        if not tokens.variables.issuperset(getattr(body, param)):
+        asked = getattr(body, param)
+        if asked and not tokens.variables.issuperset(asked):
             raise bad_request(
                 f"{param} has names that this model's chat template does not use.", param, "invalid_value"
             )
