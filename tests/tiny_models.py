@@ -26,6 +26,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
+    MiniMaxConfig,
     MistralConfig,
     Phi3Config,
     PreTrainedTokenizerFast,
@@ -145,6 +146,13 @@ def _configs() -> dict[str, Any]:
         "jamba": JambaConfig(
             **shape, num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=4
         ),
+        "minimax": MiniMaxConfig(
+            **shape,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            block_size=WINDOW,
+            layer_types=["linear_attention", "full_attention"] * 2,
+        ),
         "falcon": FalconConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, **ends),
         "bloom": BloomConfig(vocab_size=259, hidden_size=64, n_layer=3, n_head=4, **ends),
         "rwkv": RwkvConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, context_length=CONTEXT, **ends),
@@ -172,7 +180,7 @@ ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3",
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
 TWO_PARTS = ("t5", "bart")  # encoder and decoder
-MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope", "gemma4", "mistral"), "packed") | {
+MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope", "gemma4", "mistral", "minimax"), "packed") | {
     **dict.fromkeys(TWO_PARTS, "encoder-decoder"),
     "jamba": "packed, token by token",
     "falcon": "masked",

@@ -87,6 +87,17 @@ class TensorPlace(NamedTuple):
         """Whether the tensor is still there."""
         return self.container[self.key] is self.tensor
 
+    @property
+    def fits(self) -> bool:
+        """Whether what is there now is a tensor of the same shape, dtype and device."""
+        found = self.container[self.key]
+        kept = self.tensor
+        return isinstance(found, torch.Tensor) and (found.shape, found.dtype, found.device) == (
+            kept.shape,
+            kept.dtype,
+            kept.device,
+        )
+
 
 def places_of(state: Any) -> list[TensorPlace]:
     """All places of a state that hold a tensor."""
@@ -95,6 +106,20 @@ def places_of(state: Any) -> list[TensorPlace]:
     for key, child in _children(state):
         found += [TensorPlace(container, key, child)] if isinstance(child, torch.Tensor) else places_of(child)
     return found
+
+
+def take_back(places: Sequence[TensorPlace]) -> bool:
+    """Copy what has come in place of tensors into these, and put them back. Returns False, and copies nothing, where
+    something of another shape, dtype or device has come.
+    """
+    moved = [place for place in places if not place.unchanged]
+    if not all(place.fits for place in moved):
+        return False
+    results = [place.container[place.key].clone() for place in moved]  # it may be a view of any of them
+    for place, result in zip(moved, results, strict=True):
+        place.tensor.copy_(result)
+        place.container[place.key] = place.tensor
+    return True
 
 
 def facts_of(state: Any, path: str = "") -> dict[str, Any]:

@@ -43,7 +43,7 @@ class StateRows:
         self._parts: dict[int, _Part] = {}  # by the number of rows
         self._right: set[int] = set()  # parts with which a step has changed no Python values
         self._fixed = False
-        self.refused = False  # what computes with rows does not leave its results in them
+        self.refused = False  # what computes with rows leaves results that are no rows
 
     def reserve(self, state: Any, count: int) -> None:
         """Make ``count`` rows for states like ``state``; from now on their addresses stay."""
@@ -76,17 +76,17 @@ class StateRows:
         return rows
 
     def first(self, count: int) -> Any:
-        """The first ``count`` rows as one state. Its tensors ``[count, ...]`` are to be changed in place; call
-        ``settle`` then.
+        """The first ``count`` rows as one state, of tensors ``[count, ...]``. Call ``settle`` when a step has changed or
+        replaced them.
         """
         return self._part(count).state
 
     def settle(self, count: int) -> None:
-        """Where the results of a step with ``first(count)`` are in other tensors, or Python values have changed with
-        them, give the sessions their results and refuse from now on.
+        """Bring the results of a step with ``first(count)`` that are in other tensors back to the rows. Where they are
+        of other shapes, or Python values have changed, give the sessions their results and refuse from now on.
         """
         part = self._part(count)
-        if all(place.unchanged for place in part.places) and self._proven(count, part):
+        if states.take_back(part.places) and self._proven(count, part):
             return
         self.refused = True
         for row in range(count):

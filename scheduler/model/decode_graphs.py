@@ -294,7 +294,7 @@ class DecodeGraphs:
 
         def forward() -> torch.Tensor:
             try:
-                with waitless_experts(self._mode.model), waitless_constants():
+                with waitless_experts(self._mode.model), waitless_constants(self._tier.device):
                     return place.copy_(graphed.forward(step, keep))
             finally:
                 step.origins.clear()

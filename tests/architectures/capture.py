@@ -148,7 +148,7 @@ def walk(model: Any, verdict: Verdict) -> tuple[int, str]:
 
         def forward() -> None:
             try:
-                with waitless_experts(mode.model), waitless_constants():
+                with waitless_experts(mode.model), waitless_constants(_META):
                     graphed.forward(step, keep)
             finally:
                 step.origins.clear()

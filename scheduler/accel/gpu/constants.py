@@ -1,4 +1,4 @@
-"""Numbers of Python that become tensors in a captured step: they are made on the device, not copied there."""
+"""Numbers and ranges of Python that become tensors in a captured step: they are made on the device, not copied there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.distributions import Distribution
 
-_TENSOR = "tensor"
-_copied = torch.tensor
+_TENSOR, _ARANGE = "tensor", "arange"
+_copied, _ranged = torch.tensor, torch.arange
 
 
 def _filled(data: Any, **options: Any) -> torch.Tensor:
@@ -21,16 +21,23 @@ def _filled(data: Any, **options: Any) -> torch.Tensor:
 
 
 @contextmanager
-def waitless_constants() -> Iterator[None]:
-    """Within it no number is copied to the device, and distributions do not look at their parameters.
+def waitless_constants(device: torch.device) -> Iterator[None]:
+    """Within it no number is copied to the device, a range that says no device is made on ``device``, and distributions
+    do not look at their parameters.
 
-    ``torch.tensor`` is replaced, for all threads. A ``TorchFunctionMode`` would keep compiled layers from being used.
+    ``torch.tensor`` and ``torch.arange`` are replaced, for all threads. A ``TorchFunctionMode`` would keep compiled layers from being used.
     """
+
+    def ranged(*args: Any, **options: Any) -> torch.Tensor:
+        return _ranged(*args, **{**options, "device": options.get("device") or device})
+
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     setattr(torch, _TENSOR, _filled)
+    setattr(torch, _ARANGE, ranged)
     try:
         yield
     finally:
         setattr(torch, _TENSOR, _copied)
+        setattr(torch, _ARANGE, _ranged)
         Distribution.set_default_validate_args(before)

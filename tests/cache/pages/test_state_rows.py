@@ -139,7 +139,7 @@ def test_states_that_differ_are_no_batch() -> None:
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_results_elsewhere_and_counters_end_the_rows(counts: bool) -> None:
+def test_results_of_another_shape_and_counters_end_the_rows(counts: bool) -> None:
     """A step that replaces tensors or counts in Python: its results are right, and there are no rows any more."""
     rows, (a, b) = StateRows(), sessions(1, 2)
     rows.bind([a, b])
@@ -148,9 +148,24 @@ def test_results_elsewhere_and_counters_end_the_rows(counts: bool) -> None:
         part[0].seen = 1
         part[1].recurrent_states[0].add_(10)
     else:
-        part[1].recurrent_states[0] = part[1].recurrent_states[0] + 10
+        part[1].recurrent_states[0] = part[1].recurrent_states[0].repeat(1, 2, 1) + 10
     rows.settle(2)
     assert (rows.refused, rows.bind([a, b])) == (True, None)
     assert [values(a)[-1], values(b)[-1]] == [11.5, 12.5]
     a.state[1].recurrent_states[0].add_(1)
     assert [values(a)[-1], values(b)[-1]] == [12.5, 12.5]
+
+
+def test_results_elsewhere_are_brought_back_to_the_rows() -> None:
+    """Those of one tensor may be where another was before."""
+    rows, (a, b) = StateRows(), sessions(1, 2)
+    rows.bind([a, b])
+    view = a.state[0].recurrent_states[0]
+    first, second = (layer.recurrent_states for layer in rows.first(2))
+    first[0], second[0] = second[0], first[0]
+    rows.settle(2)
+    assert [values(one) for one in (a, b)] == [[1, 1.5, 1.5, 1], [2, 2.5, 2.5, 2]]
+    assert a.state[0].recurrent_states[0] is view
+    assert (rows.refused, rows.bind([a, b])) == (False, [0, 1])
+    advance(rows, 2)
+    assert [values(one)[0] for one in (a, b)] == [11, 12]

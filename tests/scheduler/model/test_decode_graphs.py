@@ -259,7 +259,7 @@ def test_a_model_that_looks_at_numbers_is_not_captured(
     assert scene.served == 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba"])
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba", "minimax"])
 def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions come and go, in steps of graphs and in steps with prompts; what they leave is resumed."""
     scene = Scene(monkeypatch, name, pages=200)
