@@ -25,7 +25,8 @@ def waitless_constants(device: torch.device) -> Iterator[None]:
     """Within it no number is copied to the device, a range that says no device is made on ``device``, and distributions
     do not look at their parameters.
 
-    ``torch.tensor`` and ``torch.arange`` are replaced, for all threads. A ``TorchFunctionMode`` would keep compiled layers from being used.
+    ``torch.tensor`` and ``torch.arange`` are replaced, for all threads. A ``TorchFunctionMode`` would keep compiled
+    layers from being used.
     """
 
     def ranged(*args: Any, **options: Any) -> torch.Tensor:
