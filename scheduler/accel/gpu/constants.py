@@ -1,4 +1,4 @@
-"""Numbers and ranges of Python that become tensors in a captured step: they are made on the device, not copied there."""
+"""Numbers and ranges of Python that become tensors in a captured step are made on the device, not copied there."""
 
 from __future__ import annotations
 
