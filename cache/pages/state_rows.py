@@ -76,8 +76,8 @@ class StateRows:
         return rows
 
     def first(self, count: int) -> Any:
-        """The first ``count`` rows as one state, of tensors ``[count, ...]``. Call ``settle`` when a step has changed or
-        replaced them.
+        """The first ``count`` rows as one state, of tensors ``[count, ...]``. Call ``settle`` after a step has changed
+        or replaced them.
         """
         return self._part(count).state
 
