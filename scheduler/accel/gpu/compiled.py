@@ -10,7 +10,7 @@ uncompiled.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FunctionType
@@ -21,6 +21,7 @@ import torch
 from cache.compiler import NotBuilt, private_folder
 from cache.error_line import first_line
 from cache.whole_files import make_folder
+from scheduler.accel.gpu.joined_products import JoinedProducts, adjacent_parameters, lay_together, noted_groups
 
 _MOST_GRAPHS = 16  # of one class: two for each kind of its modules, since a single token is a kind of its own
 # Integer attributes of a module are constants of its code, except the layer index: else each layer is compiled.
@@ -40,17 +41,24 @@ class CompileOptions(NamedTuple):
 
 
 class CompiledClass:
-    """The compiled forward of one class of modules. ``refused``: why it could not be compiled, once that has failed."""
+    """The compiled forward of one class of modules, those ``known`` now and others whose parameters lie in the same
+    way. ``refused``: why it could not be compiled, once that has failed.
+    """
 
-    def __init__(self, kind: type[torch.nn.Module], backend: Any) -> None:
+    def __init__(self, kind: type[torch.nn.Module], known: Iterable[torch.nn.Module], backend: Any) -> None:
         # Compiled code is cached per code object: one of its own has its own limit of graphs, and is freed with it.
         code = _forward.__code__.replace(co_name=kind.__name__)
         function = FunctionType(code, globals(), kind.__name__)
+        layouts = {adjacent_parameters(module) for module in known}
+        self._layout = layouts.pop() if len(layouts) == 1 else None
+        backend = backend if self._layout is None else JoinedProducts(backend)
         self._compiled: Any = torch.compile(function, dynamic=True, fullgraph=True, backend=backend)
         self.refused: str | None = None
 
     def learn(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's result; its code is compiled now if necessary."""
+        if self._layout is not None and adjacent_parameters(module) != self._layout:
+            self.refused = self.refused or "not all of its modules have their weights together"
         if self.refused is None:
             try:
                 return self._compiled(module, args, kwargs)
@@ -110,6 +118,9 @@ class CompiledLayers:
     def find(self, root: torch.nn.Module, steps: Callable[[], Any]) -> None:
         """Compile and install the layers of ``root`` that can be. ``steps()`` runs steps of all kinds."""
         trying = list(_find_repeated(root))
+        with noted_groups(trying) as groups:
+            steps()
+        lay_together(trying, groups)
         while trying:
             tried = {module: None for one in trying for module in _whole(one)}
             self._modules += [module for module in tried if module not in self._modules]
@@ -125,7 +136,8 @@ class CompiledLayers:
     def _run(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind = type(module)
         if self._learning and kind not in self._codes:
-            self._codes[kind] = CompiledClass(kind, self._backend)
+            known = (one for one in self._modules if type(one) is kind)
+            self._codes[kind] = CompiledClass(kind, known, self._backend)
         if self._aside:
             return _forward(module, args, kwargs)
         code = self._codes[kind]
