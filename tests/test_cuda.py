@@ -19,6 +19,7 @@ from cache.attention.triton import triton_backend
 from cache.attention.varlen import varlen_backend
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import MemoryTier, PageShape
+from cache.memory.pair_kernel import pair_kernel
 from cache.memory.record_kernel import record_kernel
 from cache.memory.stream import HostCopy, put
 from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
@@ -62,6 +63,12 @@ def test_the_kernel_over_pages_is_right(
     shape = PageShape(key_heads, dim, key_heads, dim, dtype)
     for chunked in (False, True):
         assert backend.fits(Signature(shape, heads, dim, dtype, capped, sinks, chunked))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (24, 24)])
+def test_keys_and_values_are_stored_in_one_launch(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    assert pair_kernel(8, *dims, dtype, CUDA) is not None  # it stores what torch stores
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

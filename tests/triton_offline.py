@@ -23,6 +23,7 @@ from cache.attention.self_test import LAYERS, StepSpec, random_step
 from cache.attention.triton import TritonBackend
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import PageShape
+from cache.memory.pair_kernel import PairKernel
 from cache.memory.record_kernel import RecordKernel
 from cache.memory.token_record import TokenRecord
 from cache.pages.layers import Reach, ScoreOptions
@@ -139,6 +140,15 @@ def records() -> Iterator[tuple[str, Any]]:
         yield from found
 
 
+def pairs() -> Iterator[tuple[str, Any]]:
+    """The kernel that stores keys and values as they are, compiled."""
+    found, kernel = list[tuple[str, Any]](), PairKernel(8, 128, 128)
+    kernel._kernels = SimpleNamespace(store=Recorded(kernel._kernels.store, "store", found))
+    pool, tokens = (torch.zeros(2, 8, 128, dtype=torch.bfloat16) for _ in range(2))
+    kernel.store((pool, pool), torch.zeros(2, dtype=torch.int64), tokens, tokens)
+    yield from found
+
+
 def needs(kernel: Any) -> dict[str, Any]:
     """Registers, stack and shared memory, by the assembler."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -177,7 +187,7 @@ def main(chip: int, all_of_them: bool) -> None:
                 ]
                 told = {"variant": variant, "warps": kernel.metadata.num_warps, **needs(kernel)}
                 print(json.dumps(told), flush=True)
-    for name, kernel in (*truncation(), *records()):
+    for name, kernel in (*truncation(), *records(), *pairs()):
         print(json.dumps({"variant": [name], "warps": kernel.metadata.num_warps, **needs(kernel)}), flush=True)
 
 

@@ -1,5 +1,5 @@
-"""``python triton_records.py``: the kernel that stores records, by Triton's interpreter, against what torch stores;
-prints a JSON object for each case: the bytes that differ.
+"""``python triton_records.py``: the kernels that store keys and values, as records and as they are, by Triton's
+interpreter, against what torch stores; prints a JSON object for each case: the bytes or numbers that differ.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 import torch
 
 from cache.memory.codec import Codec
+from cache.memory.pair_kernel import PairKernel
 from cache.memory.record_kernel import RecordKernel
 from cache.memory.token_record import TokenRecord
 
@@ -33,7 +34,23 @@ def different(record: TokenRecord, dtype: torch.dtype) -> int:
     return int((found != wanted).sum())
 
 
+def misplaced(heads: int, dims: tuple[int, int], dtype: torch.dtype) -> int:
+    """How many numbers of two pools differ from what torch stores, for tokens that lie by heads and by tokens."""
+    random = torch.Generator().manual_seed(2)
+    tokens = [torch.randn(heads, TOKENS, dim, generator=random).to(dtype).transpose(0, 1) for dim in dims]
+    tokens[1] = tokens[1].contiguous()
+    index = torch.randperm(PLACES, generator=random)[:TOKENS]
+    found, wanted = ([torch.zeros(PLACES, heads, dim, dtype=dtype) for dim in dims] for _ in range(2))
+    PairKernel(heads, *dims).store((found[0], found[1]), index, tokens[0], tokens[1])
+    for pool, new in zip(wanted, tokens, strict=True):
+        pool.index_copy_(0, index, new)
+    return sum(int((one != other).sum()) for one, other in zip(found, wanted, strict=True))
+
+
 if __name__ == "__main__":
+    for heads, dims in ((8, (128, 128)), (3, (24, 40)), (1, (5, 1))):
+        for dtype in (torch.float32, torch.float16):
+            print(json.dumps({"codec": None, "different": misplaced(heads, dims, dtype)}), flush=True)
     for codec in (Codec.INT8, Codec.FP8):
         for heads, dim in ((3, 64), (1, 5), (8, 128)):
             for dtype in (torch.float32, torch.float16):

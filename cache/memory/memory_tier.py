@@ -12,6 +12,7 @@ from cache.memory import pinned
 from cache.memory.codec import Codec
 from cache.memory.frames import UNDIVIDED, Division, Frames, division
 from cache.memory.host_offload import HostOffload, host_offload
+from cache.memory.pair_kernel import pair_kernel
 from cache.memory.record_kernel import record_kernel
 from cache.memory.stream import concurrent_stream, copy_to_device, copy_to_host, put
 from cache.memory.token_record import TokenRecord
@@ -139,6 +140,11 @@ class MemoryTier:
         if layer not in self.keys:
             self._create(layer, PageShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype))
         shape, tokens = self.shapes[layer], (key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if shape.codec is Codec.EXACT and shape.key_heads == shape.value_heads:
+            pair = pair_kernel(shape.key_heads, shape.key_dim, shape.value_dim, shape.dtype, self.device)
+            if pair is not None:
+                pair.store(self._pair(layer), index, *tokens)
+                return
         for pool, record, new in zip(self._pair(layer), (shape.key, shape.value), tokens, strict=True):
             kernel = None if record is None else record_kernel(record, new.dtype, self.device)
             if kernel is not None:

@@ -36,9 +36,12 @@ def noted_groups(roots: Iterable[torch.nn.Module]) -> Iterator[dict[type[torch.n
             for name, module in root.named_modules():
                 if type(module) is torch.nn.Linear:
                     stack.callback(module.register_forward_pre_hook(_noting(calls, name)).remove)
-            groups = found.setdefault(type(root), set())
-            stack.callback(lambda groups=groups, calls=calls: groups.update(tuple(names) for _, names in calls))
+            stack.callback(_note_all, found.setdefault(type(root), set()), calls)
         yield found
+
+
+def _note_all(groups: set[Names], calls: list[tuple[Any, list[str]]]) -> None:
+    groups.update(tuple(names) for _, names in calls)
 
 
 def _noting(calls: list[tuple[weakref.ref[torch.Tensor], list[str]]], name: str) -> Callable[[Any, Any], None]:
@@ -125,7 +128,7 @@ class JoinedProducts:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
-    def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
+    def __call__(self, graph: GraphModule, inputs: list[Any]) -> Any:
         """The compiled graph."""
         from torch._dynamo.backends.registry import lookup_backend
 

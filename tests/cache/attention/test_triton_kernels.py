@@ -59,7 +59,7 @@ def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, mo
     assert {kernel["variant"][-1] for kernel in attend} == {"exact", "int8", "fp8"}
     rounded = [kernel for kernel in attend if kernel["variant"][-1] != "exact"]
     assert all(kernel["asynchronous"] for kernel in rounded)  # records are read in 16 bytes at a time
-    assert [sum(kernel["variant"][0] == name for kernel in found) for name in ("min_probabilities", "store")] == [1, 2]
+    assert [sum(kernel["variant"][0] == name for kernel in found) for name in ("min_probabilities", "store")] == [1, 3]
 
 
 @pytest.mark.slow
@@ -83,7 +83,20 @@ def test_the_kernel_of_truncation_keeps_what_a_sort_keeps() -> None:
     assert not any(case["different"] for case in found)
 
 
-def test_the_kernel_that_stores_records_stores_what_torch_stores() -> None:
+def test_the_kernels_that_store_keys_and_values_store_what_torch_stores() -> None:
     found = told("triton_records.py")
-    assert len(found) == 12
+    assert len(found) == 18
     assert not any(case["different"] for case in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_a_decode_step_launches_few_kernels_in_a_dense_layer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not counted: the launch that merges parts of divided keys."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (found,) = told("layer_kernels.py", name, "64")
+    assert found["products"] == 4
+    assert found["attention"] == 2  # one stores keys and values
+    assert sum(found.values()) <= 12, found
