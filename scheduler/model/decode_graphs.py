@@ -36,11 +36,13 @@ from scheduler.accel.gpu.captured_experts import grouped_products_wait, waitless
 from scheduler.accel.gpu.constants import waitless_constants
 from scheduler.forward.mode import Mode
 from scheduler.model.cuda_capture import Step
+from scheduler.model.mixed_steps import longest_beside
 
 log = logging.getLogger("warmturn.engine")
 
 _WARM = 3  # steps of a bucket before it is captured
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # as the load-time probe allows
+_TYPICAL = 16  # sessions that decode beside a prompt
 _SHORTEST = 512  # tokens: keys that a graph gathers at least
 _GATHERED = 256 << 20  # bytes: keys and values of a layer that a graph gathers at most
 _LOOKS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"})
@@ -141,6 +143,7 @@ class DecodeGraphs:
         self._failed: set[GraphBucket] = set()
         self.reserved = 0  # bytes of the states of sessions that graphs run for
         self.refused = ""  # why buckets have no graph, where a capture has failed
+        self.beside = 0  # the most tokens of prompts beside which a graph is worth a forward of its own
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -162,6 +165,19 @@ class DecodeGraphs:
         assert self._logits is not None
         logits = self._logits[: len(work)]
         return logits if rows == sorted(rows) else logits.index_select(0, put(np.array(rows), logits.device))
+
+    def parts(self, work: Sequence[tuple[SessionCache, int]]) -> list[list[int]]:
+        """The numbers of the sessions of a step that run together: all, or those for whose next tokens there is a graph
+        and the others, which feed prompts.
+        """
+        prompts = [at for at, (session, count) in enumerate(work) if count != 1 or not _is_graphable(session)]
+        tokens = sum(work[at][1] for at in prompts)
+        if not 0 < len(prompts) < len(work) or tokens > self.beside:
+            return [[*range(len(work))]]
+        beside = {*prompts}
+        decodes = [at for at in range(len(work)) if at not in beside]
+        has_graph = self._bucket([work[at] for at in decodes]) in self._graphs
+        return [decodes, prompts] if has_graph else [[*range(len(work))]]
 
     def learn(self, work: Sequence[tuple[SessionCache, int]]) -> None:
         """Such a step has run without a graph, and its sessions' lengths have not grown yet: capture one, if it is time
@@ -200,6 +216,9 @@ class DecodeGraphs:
                         continue
                     tell(len(self._graphs), len(self._buckets))
                     self._try(bucket, work[: bucket.rows])
+                if self._graphs:
+                    some = work[: min(_TYPICAL, max(self.captured))]
+                    self.beside = longest_beside(self.run, self._mode, self._tier, some)
             finally:
                 for page in pages:
                     self._tier.release(page.slot)
@@ -269,7 +288,7 @@ class DecodeGraphs:
 
     def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> GraphBucket | None:
         """The smallest bucket for this step; None where it is not one for a graph."""
-        if any(count != 1 or session.hidden for session, count in work):
+        if any(count != 1 or not _is_graphable(session) for session, count in work):
             return None
         if any(len(session.slots) > self._pages for session, _ in work):
             return None
@@ -350,6 +369,11 @@ class DecodeGraphs:
     def _rows(self, sessions: Sequence[SessionCache], bucket: int) -> list[int] | None:
         """The rows of ``sessions`` in a step of a graph, with their states; None where their states cannot be there."""
         return self._mode.rows.bind(sessions, bucket) if self._mode.stateful else [*range(len(sessions))]
+
+
+def _is_graphable(session: SessionCache) -> bool:
+    """Whether a graph knows such sessions: positions are indices, no tokens are hidden, and there is no adapter."""
+    return not session.hidden and session.media is None and session.key is None
 
 
 def _arrange(sessions: Sequence[SessionCache], rows: Sequence[int]) -> list[SessionCache]:

@@ -4,8 +4,10 @@ advances the length of a session cache.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -57,17 +59,18 @@ class ModelRunner:
 
         The sessions' pages must be reserved. Lengths advance only if the forward succeeds. Without rows: ``[0, V]``.
         """
-        sides = {session.long for session, _ in work}
-        forward = self._forward if len(sides) == 1 else self._forward_split
-        logits = forward(work, rows, states)
+        parts = self._parts(work, states)
+        if len(parts) == 1:
+            logits = self._forward(work, rows, states)
+        else:
+            logits = self._forward_parts(work, rows, states, parts)
         for session, count in work:
             session.on_fed(count)
         return logits
 
     def _forward(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int], states: bool) -> torch.Tensor:
-        # Graphs know positions that are indices, no adapters, and give logits only.
-        plain = not states and all(session.media is None and session.key is None for session, _ in work)
-        graphs = self._graphs if plain and list(rows) == list(range(len(work))) else None
+        plain = not states and list(rows) == list(range(len(work)))  # graphs give the logits of each token only
+        graphs = self._graphs if plain else None
         logits = graphs.run(work) if graphs is not None else None
         if logits is None:
             logits = self._run_packed(work, list(rows) or [0], states)
@@ -98,18 +101,28 @@ class ModelRunner:
         with self.adapters.over(step, rows) as programs, self.mode.uncompiled(programs=programs):
             return self.mode.forward(step, keep)
 
-    def _forward_split(
-        self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int], states: bool
-    ) -> torch.Tensor:
-        """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of
-        ``rows``.
+    def _parts(self, work: Sequence[tuple[SessionCache, int]], states: bool) -> list[list[int]]:
+        """The numbers of the sessions that run in one forward: those on one side of a RoPE threshold, or those that
+        decode beside prompts, whose step is a graph.
         """
-        owner = [i for i, (_, count) in enumerate(work) for _ in range(count)]  # which session a row belongs to
-        found: dict[int, torch.Tensor] = {}
-        for long in (False, True):
-            mine = [i for i, (session, _) in enumerate(work) if session.long is long]
-            packed = [row for row in range(len(owner)) if owner[row] in mine]  # its rows, in their order
-            wanted = [row for row in rows if owner[row] in mine]
-            logits = self._forward([work[i] for i in mine], [packed.index(row) for row in wanted], states)
-            found.update(zip(wanted, logits, strict=True))
-        return torch.stack([found[row] for row in rows]) if rows else logits[:0]
+        sides = [[at for at, (session, _) in enumerate(work) if session.long is long] for long in (False, True)]
+        if all(sides):
+            return sides
+        return [[*range(len(work))]] if self._graphs is None or states else self._graphs.parts(work)
+
+    def _forward_parts(
+        self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int], states: bool, parts: list[list[int]]
+    ) -> torch.Tensor:
+        """A forward for each of ``parts``; the logits in the order of ``rows``."""
+        ends = [*accumulate(count for _, count in work)]
+        owners = [bisect_right(ends, row) for row in rows]
+        found: list[torch.Tensor] = []
+        order: list[int] = []  # of the logits that are found
+        for part in parts:
+            firsts = dict(zip(part, accumulate((work[at][1] for at in part), initial=0), strict=False))
+            wanted = [at for at, owner in enumerate(owners) if owner in firsts]
+            packed = [rows[at] - (ends[owners[at]] - work[owners[at]][1]) + firsts[owners[at]] for at in wanted]
+            found.append(self._forward([work[at] for at in part], packed, states))
+            order += wanted
+        places = np.argsort(np.array(order, np.int64))
+        return torch.cat(found).index_select(0, put(places, self.tier.device))

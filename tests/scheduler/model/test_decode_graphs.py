@@ -25,7 +25,7 @@ from cache.pages.session import SessionCache
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import SplitMode
 from scheduler.forward.trace import UNTRACED
-from scheduler.model import decode_graphs
+from scheduler.model import decode_graphs, mixed_steps
 from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
 from scheduler.model.probe import Verdict, probe
@@ -437,3 +437,52 @@ def test_captures_at_load_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) 
     assert [*scene.graphs.captured] == [4, 6]
     scene.check([[1, 2, 3]], 9)  # what is left is captured when it is met
     assert [*scene.graphs.captured] == [1, 4, 6]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
+def test_beside_a_prompt_decode_steps_are_graphs_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in chunks, whose logits are wanted at their ends only, among sessions that decode."""
+    scene = Scene(monkeypatch, name, pages=200)
+    with installed(scene.kit.mode):
+        scene.graphs.capture_all()
+    scene.kit.mode.remove()
+    scene.kit.scheduler._max_step_tokens = 16
+    for beside in (0, 10, 1 << 20):
+        scene.graphs.beside, scene.served = beside, 0
+        turns = {scene.kit.send([n + 1, 2, beside % 7], 24): [n + 1, 2, beside % 7] for n in range(3)}
+        for _ in range(6):
+            scene.kit.step()
+        before = scene.served
+        longer = [beside % 11, 3, 5] * 20
+        turns[scene.kit.send(longer, 4)] = longer
+        for _ in range(4):
+            scene.kit.step()
+        assert scene.served - before == (4 if beside > 16 else 0)
+        scene.kit.run()
+        for turn, prompt in turns.items():
+            tokens = scene.kit.outcomes[turn].tokens
+            assert tokens == greedy(scene.model, prompt, len(tokens))
+
+
+@pytest.mark.parametrize(("faster", "longest"), [((), 0), ((16,), 16), ((16, 64), 64), ((64,), 0)])
+def test_how_long_prompts_may_be_is_timed(
+    faster: tuple[int, ...], longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(monkeypatch, pages=40)
+    tier, now = scene.kit.pool.device, [0.0]
+    free, forward = tier.free, scene.kit.mode.forward
+
+    def timed(step: Any, keep: torch.Tensor) -> torch.Tensor:
+        now[0] += 1.0 if step.tokens in faster else 3.0
+        return forward(step, keep)
+
+    def run(work: Any) -> None:
+        now[0] += 1.0
+
+    monkeypatch.setattr(scene.kit.mode, "forward", timed)
+    monkeypatch.setattr(mixed_steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    with installed(scene.kit.mode), torch.inference_mode():
+        pages, work = scene.graphs._make_sessions()
+        assert mixed_steps.longest_beside(run, scene.kit.mode, tier, work[:2]) == longest
+    scene.kit.mode.remove()
+    assert tier.free == free - len(pages)
