@@ -61,4 +61,4 @@ def test_errors_are_typed(api: dict[str, Any]) -> None:
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(messages=NAME, num_retries=0, **{**api, "api_key": "no"})
     with pytest.raises(litellm.BadRequestError):
-        litellm.completion(messages=NAME, num_retries=0, **{**api, "max_tokens": 10**6})
+        litellm.completion(messages=NAME, num_retries=0, **{**api, "temperature": 9.0})

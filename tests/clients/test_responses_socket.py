@@ -205,11 +205,12 @@ async def test_a_run_that_is_refused_and_the_next_one(session: Any) -> None:
     assert (await session.run(agent(tool_choice="none"), "Hello")).final_output
 
 
-async def test_a_run_that_is_cancelled_and_the_next_one(session: Any) -> None:
+async def test_a_run_that_is_cancelled_and_the_next_one(session: Any, server: ServerProcess) -> None:
     long = agent(tool_choice="none", max_tokens=1500, extra_body={"ignore_eos": True})
-    running = asyncio.create_task(session.run(long, "Tell a story."))
-    await asyncio.sleep(0.5)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    with server.slowed():
+        running = asyncio.create_task(session.run(long, "Tell a story."))
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
     assert (await session.run(agent(tool_choice="none"), "Hello")).final_output
