@@ -119,7 +119,7 @@ def know_media(config: EngineConfig, loaded: LoadedModel, archive: Archive | Non
 def make_adapters(config: EngineConfig, loaded: LoadedModel, tell: Callable[[Loading], None]) -> AdapterSet:
     """The adapters of a loaded model, with those that it begins with. Raises ``LoadFailed``."""
     decoder, refusal = language_model(loaded.model), refuse_adapters(loaded, config.tensor_parallel)
-    adapters = AdapterSet(loaded.model, decoder, loaded.packing, refusal)
+    adapters = AdapterSet(loaded.model, decoder, loaded.packing, refusal, loaded.verdict.mode.trace.late)
     if config.adapters:
         tell(Loading("loading adapters"))
         load_adapters(adapters, config.adapters)

@@ -203,7 +203,7 @@ class Kit:
         start = first_tokens(self.model) if self.model.config.is_encoder_decoder else ()
         limits = Limits(min(context, self.pool.room), 259, start)
         runner = OverlappingRunner if overlaps else ModelRunner
-        self.adapters = AdapterSet(self.model, language_model(self.model), packing_of(name))
+        self.adapters = AdapterSet(self.model, language_model(self.model), packing_of(name), late=self.mode.trace.late)
         self.runner = runner(self.mode, self.pool.device, self.rope, adapters=self.adapters)
         self.grammars = byte_grammars()
         self.speculator = Speculator(SessionsIndex(self.store), limits.context, self.store.stateful)

@@ -18,10 +18,10 @@ class TimelineKey:
     from position ``begin`` on, by other ids than the model's, from ``MEDIA`` on: the token's id shifted by a number
     that comes from the ``identity`` of the weights. Whatever compares timelines (prefix index, segments on disk, other
     servers' files) then finds equal only what the same weights have computed. Only what is fed to the model is
-    ``plain``.
+    ``plain``. Without ``begin`` there are none: these weights compute what the model's do.
     """
 
-    def __init__(self, identity: str, begin: int = 0) -> None:
+    def __init__(self, identity: str, begin: int | None = 0) -> None:
         self.begin = begin
         shifts = array("I")
         shifts.frombytes(hashlib.shake_256(f"adapter {identity}".encode()).digest(4 * MARKED))
@@ -44,6 +44,8 @@ class TimelineKey:
 
     def _places(self, count: int, start: int) -> Iterator[tuple[int, int]]:
         """Which of ``count`` tokens from position ``start`` on are marked, and the places of these among the marked."""
+        if self.begin is None:
+            return
         first = self.begin - start
         for at in range(max(0, first), min(count, first + MARKED)):
             yield at, at - first

@@ -42,14 +42,17 @@ class Changes:
 
 class Adapter:
     """The changes of an adapter. ``invocation``: the token ids from which on it is active, at the last place where a
-    prompt has them; empty: it is active for all tokens.
+    prompt has them; empty: it is active for all tokens. ``late``: it changes nothing before all KV of a token is made.
     """
 
-    def __init__(self, name: str, digest: str, changes: Changes, invocation: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, name: str, digest: str, changes: Changes, invocation: tuple[int, ...] = (), late: bool = False
+    ) -> None:
         self.name = name
         self.digest = digest
         self.changes = changes
         self.invocation = invocation
+        self.late = late
 
     @property
     def pairs(self) -> Mapping[Module, LowRankPair]:
@@ -102,10 +105,11 @@ class Adapter:
 
 
 class AdapterUse(TimelineKey):
-    """An adapter from position ``begin`` of a timeline on: the key of the timelines that are computed so. What is
-    before has the KV of the model alone.
+    """An adapter from position ``active`` of a timeline on: the key of the timelines that are computed so. What is
+    before, and all of a ``late`` adapter's, has the KV of the model alone.
     """
 
-    def __init__(self, adapter: Adapter, begin: int) -> None:
-        super().__init__(adapter.digest, begin)
+    def __init__(self, adapter: Adapter, active: int) -> None:
+        super().__init__(adapter.digest, None if adapter.late else active)
         self.adapter = adapter
+        self.active = active

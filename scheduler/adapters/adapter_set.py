@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,19 @@ class AdapterSet:
     programs compute a module, they add what is to be added.
     """
 
-    def __init__(self, model: Any, decoder: torch.nn.Module, packing: Packing | None, refusal: str = "") -> None:
-        """``decoder``: the part of the model that runs in steps. ``refusal``: why this model takes no adapters."""
+    def __init__(
+        self,
+        model: Any,
+        decoder: torch.nn.Module,
+        packing: Packing | None,
+        refusal: str = "",
+        late: AbstractSet[torch.nn.Module] = frozenset(),
+    ) -> None:
+        """``decoder``: the part of the model that runs in steps. ``refusal``: why this model takes no adapters.
+        ``late``: see ``Trace``.
+        """
         self._by_name: dict[str, Adapter] = {}
-        self._model, self._refusal = model, refusal
+        self._model, self._refusal, self._late = model, refusal, late
         self._head: torch.nn.Module | None = model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
         inside = [*decoder.modules(), *([] if self._head is None else [self._head])]
@@ -56,7 +66,8 @@ class AdapterSet:
         if self._refusal:
             raise BadAdapter(self._refusal)
         found = read_adapter(folder)
-        adapter = Adapter(name, found.digest, self._fit(found), found.invocation)
+        changes = self._fit(found)
+        adapter = Adapter(name, found.digest, changes, found.invocation, self._late >= {*changes.modules})
         for module in adapter.changes.modules:
             self._wrap(module)
         self._by_name[name] = adapter
@@ -84,7 +95,7 @@ class AdapterSet:
         adapters = list(dict.fromkeys(use.adapter for _, use in uses))
         owners = np.full(step.tokens, -1, np.int64)
         for span, use in uses:
-            owners[span.row + min(span.size, max(0, use.begin - span.start)) : span.row + span.size] = adapters.index(
+            owners[span.row + min(span.size, max(0, use.active - span.start)) : span.row + span.size] = adapters.index(
                 use.adapter
             )
         kept = np.array(keep, np.int64)

@@ -48,7 +48,7 @@ class InputProcessor:
         if request.adapter and (self._adapters is None or self._adapters.find(request.adapter) is None):
             return Refused(request.turn, "model_not_found", "This adapter is not loaded any more.")
         use = self._use(request, ids)
-        if use is not None and count_media(ids[use.begin : use.begin + MARKED]):
+        if use is not None and use.begin is not None and count_media(ids[use.begin : use.begin + MARKED]):
             return Refused(request.turn, "invalid_prompt", "What an adapter computes begins with no picture or sound.")
         if max(ids) >= MEDIA:
             media = self._place_media(request, ids)

@@ -56,6 +56,7 @@ class Trace:
     through their cache; ``attributes`` the (module, name) pairs of tensors that modules keep on themselves.
     ``by_row``: whoever asks a cache for its length must be told that of every row (see ``PackedCache``). False where
     only code outside of the layers was seen to ask although it had been told positions: it has no use for an answer.
+    ``late`` are modules that run when all of a token's KV has been made: what they compute is in no KV.
     """
 
     argument: str | None
@@ -66,6 +67,7 @@ class Trace:
     readers: tuple[torch.nn.Module, ...]
     attributes: tuple[tuple[torch.nn.Module, str], ...]
     by_row: bool = True
+    late: frozenset[torch.nn.Module] = frozenset()
 
     @property
     def stateful(self) -> bool:
@@ -91,7 +93,7 @@ def trace(model: Any) -> Trace:
     ids = torch.tensor([tokens], device=model.device)
     text = model.config.get_text_config(decoder=True)
     before = _attributes(model)
-    with _watched() as (mixers, readers):
+    with _watched() as (mixers, readers, late):
         out = model(input_ids=ids, use_cache=True, return_dict=True)
     name = next((n for n in _arguments(model) if out.get(n) is not None), None)
     cache = out.get(name) if name is not None else None
@@ -101,7 +103,18 @@ def trace(model: Any) -> Trace:
     changed = tuple(key for key, value in after.items() if before.get(key) is not value)
     returned = name is not None and out.get(name) is not None
     first = _first_position(model, ids, out.logits)
-    return Trace(name, returned, cache, first, tuple(mixers), tuple(readers), changed, _by_row(model, ids, first))
+    known = isinstance(cache, Cache) and readers and not changed
+    return Trace(
+        argument=name,
+        returned=returned,
+        cache=cache,
+        first_position=first,
+        mixers=tuple(mixers),
+        readers=tuple(readers),
+        attributes=changed,
+        by_row=_by_row(model, ids, first),
+        late=frozenset(late) if known else frozenset(),
+    )
 
 
 def _first_position(model: Any, ids: torch.Tensor, want: torch.Tensor) -> int:
@@ -151,33 +164,53 @@ def _attributes(model: Any) -> dict[tuple[torch.nn.Module, str], Any]:
     return {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
 
 
+Modules = dict[torch.nn.Module, None]
+
+
 @contextmanager
-def _watched() -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Module, None]]]:
-    """Within it, modules whose own code asks a cache for more than attention does are noted, and those that
-    write to one.
+def _watched() -> Iterator[tuple[Modules, Modules, Modules]]:
+    """Within it, modules whose own code asks a cache for more than attention does are noted, those that write to one,
+    and those that began when none was asked any more and are in no module that did.
     """
-    mixers: dict[torch.nn.Module, None] = {}
-    readers: dict[torch.nn.Module, None] = {}
+    mixers: Modules = {}
+    readers: Modules = {}
+    early: Modules = {}
+    late: Modules = {}
 
     def on_heard(module: torch.nn.Module, name: str, caller: str) -> None:
+        early.update(late)
+        late.clear()
         if caller != type(module).__module__:  # the cache class itself, or a helper
             return
+        if name not in _LENGTHS:
+            early.update(dict.fromkeys(module.modules()))
         if name not in _ATTENTION:
             mixers[module] = None
         if name.startswith("update") or name not in _ATTENTION:
             readers[module] = None
 
-    with _listen(on_heard):
-        yield mixers, readers
+    def on_begun(module: torch.nn.Module) -> None:
+        if module not in early:
+            late[module] = None
+
+    with _listen(on_heard, on_begun):
+        yield mixers, readers, late
 
 
 @contextmanager
-def _listen(heard: Callable[[torch.nn.Module, str, str], None]) -> Iterator[None]:
+def _listen(
+    heard: Callable[[torch.nn.Module, str, str], None], begun: Callable[[torch.nn.Module], None] = lambda module: None
+) -> Iterator[None]:
     """Within it, ``heard`` is told what is read of any cache: the module that runs, the name, and the file that reads,
-    as the name of a Python module.
+    as the name of a Python module. ``begun`` is told each module that begins.
     """
     stack: list[torch.nn.Module] = []
-    before = hooks.register_module_forward_pre_hook(lambda module, _: stack.append(module))
+
+    def begin(module: torch.nn.Module, _: Any) -> None:
+        stack.append(module)
+        begun(module)
+
+    before = hooks.register_module_forward_pre_hook(begin)
     after = hooks.register_module_forward_hook(lambda *_: _drop(stack), always_call=True)
     original = Cache.__getattribute__
 
