@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sql
 
 from server.log.search_index import Hit, hits, matches
+from server.log.session_models import has_model
 from server.log.stored import is_unexpired, label, summaries_of
 from server.log.tables import labels, message_texts, sessions
 from server.log.timeline import SessionSummary, UnknownSession
@@ -20,8 +21,8 @@ MOST_KEYS = 1000  # of metadata
 @dataclass(frozen=True)
 class SessionFilter:
     """Selects sessions that have all of ``metadata``, whose id starts with ``prefix``, that were last used at or after
-    ``used_after`` and before ``used_before`` (Unix seconds), whose tokens have this ``fingerprint``, and that have a
-    message or a title in which words begin with each of ``words``.
+    ``used_after`` and before ``used_before`` (Unix seconds), whose tokens have this ``fingerprint``, of which ``model``
+    has written a turn, and that have a message or a title in which words begin with each of ``words``.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class SessionFilter:
     used_after: int | None = None
     used_before: int | None = None
     fingerprint: str | None = None
+    model: str | None = None
     words: Sequence[str] = ()
 
 
@@ -118,6 +120,8 @@ def conditions(connection: sql.Connection, chosen: SessionFilter) -> list[sql.Co
         found.append(sessions.c.used < chosen.used_before)
     if chosen.fingerprint is not None:
         found.append(sessions.c.fingerprint == chosen.fingerprint)
+    if chosen.model is not None:
+        found.append(has_model(chosen.model))
     if chosen.words:
         having = sql.select(message_texts.c.session_id).where(matches(connection, chosen.words))
         found.append(sessions.c.id.in_(having))

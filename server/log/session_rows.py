@@ -10,6 +10,7 @@ import sqlalchemy as sql
 from server.log.leases import Leases
 from server.log.media_rows import NO_MEDIA, drop_media, hold_media
 from server.log.search_index import forget_texts, index_messages, index_title
+from server.log.session_models import IS_METADATA
 from server.log.stored import SessionRow, columns_of, label, summaries_of
 from server.log.tables import (
     labels,
@@ -118,7 +119,7 @@ def set_counts(connection: sql.Connection, row: SessionRow, timeline: Timeline, 
 
 def set_metadata(connection: sql.Connection, session_id: int, metadata: Mapping[str, str]) -> None:
     """Replace all metadata of a session."""
-    connection.execute(sql.delete(labels).where(labels.c.session_id == session_id))
+    connection.execute(sql.delete(labels).where(labels.c.session_id == session_id, IS_METADATA))
     if metadata:
         pairs = [{"session_id": session_id, **label(key, value)} for key, value in metadata.items()]
         connection.execute(sql.insert(labels), pairs)

@@ -25,6 +25,7 @@ from server.log.quota import Holdings
 from server.log.response_rows import TurnExtras
 from server.log.retries import Idempotency, remember_key
 from server.log.search_index import index_messages
+from server.log.session_models import copy_models, note_model
 from server.log.session_reader import SessionReader, now
 from server.log.session_rows import (
     ADD_ROW,
@@ -111,6 +112,7 @@ class SessionTable(SessionReader):
             if idempotency is not None:
                 remember_key(connection, row, idempotency, moment)
             append_row(connection, row, cached, added, moment, extras.media)
+            note_model(connection, row.id, turn.model)
             if extras.metadata is not None:
                 set_metadata(connection, row.id, extras.metadata)
             if extras.response is not None:
@@ -187,7 +189,9 @@ class SessionTable(SessionReader):
             at = len(timeline.turns) if turn is None else turn
             facts = {"ttl": row.ttl, "parent": session, "parent_turn": at}
             metadata = metadata_of(connection, [row.id])[row.id]
-            return insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
+            insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
+            copy_models(connection, row.id, made := require_session(find_session(connection, tenant, new, moment)).id)
+            return summary_now(connection, made, moment)
 
         await self.holdings.check(tenant, begins=True)
         return await self._write(tenant, session, work)

@@ -13,12 +13,15 @@ from scheduler.protocol import unpack_ids
 from server.log.database import SessionDamaged
 from server.log.logged_message import of_json, to_json
 from server.log.search_index import first_texts
+from server.log.session_models import IS_METADATA
 from server.log.tables import labels, sessions
 from server.log.timeline import Row, SessionSummary, title_of
 
 SessionRow = sql.Row[Any]  # of the table sessions, all columns
 METADATA = (
-    sql.select(labels).where(labels.c.session_id.in_(sql.bindparam("ids", expanding=True))).order_by(labels.c.key)
+    sql.select(labels)
+    .where(labels.c.session_id.in_(sql.bindparam("ids", expanding=True)), IS_METADATA)
+    .order_by(labels.c.key)
 )
 
 

@@ -153,8 +153,8 @@ class SessionRecord:
 @dataclass(frozen=True)
 class NewTurn:
     """A turn to commit. ``tokens`` and ``messages`` are the session's whole timeline including it, and must not be
-    changed afterwards. Its reply is the last of ``messages`` and begins at token ``prompt_tokens`` (None: unknown). The
-    other fields are as in TurnRecord.
+    changed afterwards. Its reply is the last of ``messages`` and begins at token ``prompt_tokens`` (None: unknown).
+    ``model``: the name of the one that wrote it; "": unknown. The other fields are as in TurnRecord.
     """
 
     tokens: Sequence[int]
@@ -164,6 +164,7 @@ class NewTurn:
     prompt_tokens: int | None = None
     cached: int = 0
     receipt: str | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,7 @@ class TurnRunner:
             finish_reason=partial_reply.finish,
             cached=receipt.cached,
             receipt=encoder.encode(self._cache_receipt(choices)).decode(),
+            model=self._context.served_name,
         )
 
     async def _write(self, session: Session, choices: Choices) -> None:

@@ -16,22 +16,18 @@ const MAKING = 20; // requests for one query, while vectors of sessions are miss
 const DAY = 86_400;
 const LABEL = "label:"; // how the keys of labels begin
 
-export const NO_FILTER = { label: "", days: "", own: false };
+export const NO_FILTER = { label: "", days: "", model: "" };
 
-export const isFiltered = ({ label, days, own }) => Boolean(label || days || own);
+export const isFiltered = ({ label, days, model }) => Boolean(label || days || model);
 
-const asked = (query, { label, days, own }) => {
+const asked = (query, { label, days, model }) => {
   const wish = new URLSearchParams({ limit: PAGE });
   if (query.trim()) wish.set("query", query.trim());
   if (label) wish.set(`metadata[${LABEL}${label}]`, "yes");
   if (days) wish.set("used_after", Math.floor(Date.now() / 1000 - days * DAY));
-  if (own) wish.set("fingerprint", ownFingerprint() ?? "");
+  if (model) wish.set("model", model);
   return wish;
 };
-
-// What the sessions of the served model's tokenizer have in common; undefined if none is known.
-const ownFingerprint = () =>
-  [...state.sessions.values()].find(({ model_matches: own, fingerprint }) => own && fingerprint)?.fingerprint;
 
 // The results of a search, from the server: { data, more, readOn }; `data` is null until the first ones have come.
 export function useSearch(query, filter) {
@@ -107,6 +103,7 @@ function alone(data) {
 
 export function Filters({ filter, setFilter }) {
   const [labels, setLabels] = useState([]);
+  const { models } = useStore();
   useEffect(() => {
     const keys = getJson(`v1/metadata_keys?${new URLSearchParams({ prefix: LABEL })}`);
     keys.then(({ data }) => setLabels(data.map(({ key }) => key.slice(LABEL.length))), report);
@@ -124,8 +121,10 @@ export function Filters({ filter, setFilter }) {
       <option value="7">${t("Last 7 days")}</option>
       <option value="30">${t("Last 30 days")}</option>
     </select>
-    <label class="check"><input type="checkbox" checked=${filter.own}
-      onChange=${(event) => setFilter({ ...filter, own: event.target.checked })} /><span>${t("Of this model")}</span></label>
+    <select aria-label=${t("Model")} value=${filter.model} onChange=${set("model")}>
+      <option value="">${t("Any model")}</option>
+      ${models.map(({ id }) => html`<option key=${id} value=${id}>${id}</option>`)}
+    </select>
   </div>`;
 }
 

@@ -70,6 +70,20 @@ def go_on(desk: Desk) -> None:
 
 
 @pytest.mark.slow  # three engines
+def test_conversations_are_filtered_by_any_model_that_wrote_in_them(desk: Desk) -> None:
+    desk.open()
+    desk.say(NAME)
+    answer_with(desk, "twin")
+    desk.tab.keyboard.press("Escape")
+    desk.tab.get_by_role("button", name="New conversation").click()
+    desk.say("Tell a story.")
+    desk.tab.get_by_role("button", name="Filters").click()
+    for model, count in (("twin", 1), ("llama", 0), (desk.rest("models")["data"][0]["id"], 2)):
+        desk.tab.get_by_label("Model", exact=True).select_option(model)
+        desk.tab.wait_for_function(f"document.querySelectorAll('.row').length === {count}")
+
+
+@pytest.mark.slow  # three engines
 def test_one_history_has_several_models_side_by_side_and_goes_on_with_each(desk: Desk) -> None:
     desk.open()
     desk.say(NAME)

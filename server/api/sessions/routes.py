@@ -129,6 +129,7 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
             query.used_after,
             query.used_before,
             query.fingerprint,
+            query.model,
             words_of(query.query or ""),
         )
         descending = query.order == "desc"

@@ -102,6 +102,7 @@ class ListSessions(FilteredQuery):
     used_after: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
     used_before: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
     fingerprint: Annotated[str, Field(max_length=128)] | None = None
+    model: Annotated[str, Field(max_length=256)] | None = None
     query: Annotated[str, Field(max_length=200), AfterValidator(has_words)] | None = None
 
 

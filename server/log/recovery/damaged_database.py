@@ -17,6 +17,7 @@ from server.log.database import SessionDamaged
 from server.log.media_rows import name_of
 from server.log.recovery.sqlite_pages import DatabaseImage, Place, SqliteRecord
 from server.log.response_rows import checksum as response_checksum
+from server.log.session_models import MODEL
 from server.log.stored import row_of
 from server.log.tables import log_format, metadata, responses, sessions, turns
 from server.log.usage_rows import DayOfKey, Spent
@@ -86,12 +87,12 @@ class FoundRecords:
                 self.numbers[id_].add((number, row_id))
 
     def pairs(self, id_: int) -> dict[str, str]:
-        """The metadata of a session, from its ``labels``, or else from both of their indexes."""
+        """The metadata and models of a session, from its ``labels``, or else from both of their indexes."""
         labels = [
             (key, *self.label_values.get(row_id, ("", ""))) for owner, key, row_id in self.label_keys if owner == id_
         ]
         pairs = {key: value for key, same, value in labels if key == same} | {key: v for _, key, v in self.labels[id_]}
-        return {key: value for key, value in pairs.items() if is_json_text(key) and is_json_text(value)}
+        return {key: value for key, value in pairs.items() if is_label(key) and is_json_text(value)}
 
 
 class DamagedDatabase:
@@ -192,6 +193,11 @@ def is_right(column: sql.Column[Any], value: Any) -> bool:
     if isinstance(column.type, sql.Double):
         return isinstance(value, int | float)
     return isinstance(value, int) and value >= 0
+
+
+def is_label(key: str) -> bool:
+    """Whether this is the key of a label: a JSON string, or what ``server.log.session_models`` writes."""
+    return is_json_text(key) or (key.startswith(MODEL) and is_json_text(key[len(MODEL) : -1]))
 
 
 def is_json_text(text: str) -> bool:

@@ -91,6 +91,30 @@ def test_the_list_is_filtered(where: Where, clock: list[float]) -> None:
     with_log(where, scenario)
 
 
+def test_the_list_is_filtered_by_every_model_that_has_written_a_turn(where: Where) -> None:
+    """Forks have those of their parents; metadata is apart, whatever it says."""
+
+    async def scenario(log: SessionLog) -> None:
+        await turn(log, "both", "a", "b", model="one")
+        await turn(log, "both", "c", "d", model='tw"o')
+        await turn(log, "both", "e", "f", model="one")
+        await turn(log, "one", "a", "b", model="one", tenant="a")
+        await turn(log, "theirs", "a", "b", model="one", tenant="b")
+        await log.create("a", "none", metadata={'["model", "one"]': "", "model": "one"})
+        await log.fork("a", "both", "fork")
+        await log.update("a", "both", metadata={"k": "v"})
+        assert await listed(log, model="one", descending=False) == ["both", "one", "fork"]
+        assert await listed(log, model='tw"o', descending=False) == ["both", "fork"]
+        assert await listed(log, model="tw") == []
+        assert (await read(log, "both")).summary.metadata == {"k": "v"}
+        assert (await read(log, "fork")).summary.metadata == {}
+        assert await log.metadata_keys("a", "") == [('["model", "one"]', 1), ("k", 1), ("model", 1)]
+        await log.delete("a", "both")
+        assert await listed(log, model="one", descending=False) == ["one", "fork"]
+
+    with_log(where, scenario)
+
+
 def test_an_update_sets_what_is_given(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
         await three_turns(log)

@@ -56,6 +56,9 @@ async def test_a_turn_is_found_at_once(site: Site) -> None:
     assert [(hit["message"], hit["role"]) for hit in session["hits"]] == [(1, "assistant")]
     assert [found["id"] for found in await listed(site, f"query=friend&fingerprint={session['fingerprint']}")] == ["s"]
     assert await listed(site, "query=friend&fingerprint=other") == []
+    model = (await site.http.get("/v1/models")).json()["data"][0]["id"]
+    assert [found["id"] for found in await listed(site, f"query=friend&model={model}")] == ["s"]
+    assert await listed(site, "query=friend&model=other") == []
 
 
 @served(KEYS)
