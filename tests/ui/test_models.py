@@ -80,7 +80,7 @@ def test_conversations_are_filtered_by_any_model_that_wrote_in_them(desk: Desk) 
     desk.tab.get_by_role("button", name="Filters").click()
     for model, count in (("twin", 1), ("llama", 0), (desk.rest("models")["data"][0]["id"], 2)):
         desk.tab.get_by_label("Model", exact=True).select_option(model)
-        desk.tab.wait_for_function(f"document.querySelectorAll('.row').length === {count}")
+        desk.tab.wait_for_function("count => document.querySelectorAll('.row').length === count", arg=count)
 
 
 @pytest.mark.slow  # three engines
