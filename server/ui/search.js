@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { getJson } from "./api.js";
 import { Icon, IconButton, ago } from "./bits.js";
-import { labelsOf, open, report } from "./sessions.js";
+import { labelsOf, open, report, rootOf } from "./sessions.js";
 import { state, update, useStore } from "./store.js";
 import { t } from "./words.js";
 
@@ -91,12 +91,14 @@ export function Similar({ sessions, current }) {
     </ul>`;
 }
 
-// A session and its forks share their messages: of those with the same hits only the one used last is shown.
+// A session and its forks share their messages: of those with the same hits, or without any, only the one used last is
+// shown.
 function alone(data) {
   const seen = new Set();
-  return data.filter(({ title, hits, id }) => {
+  return data.filter((session) => {
+    const { title, hits, id } = session;
     if (state.removed.has(id)) return false;
-    const same = JSON.stringify([title, hits ?? id]);
+    const same = JSON.stringify([title, hits ?? rootOf(session)]);
     return !seen.has(same) && seen.add(same);
   });
 }

@@ -108,16 +108,22 @@ export function conversations() {
 
 let listed = { groups: [] };
 
+// The id of the oldest ancestor of a session that is known.
+export function rootOf(session) {
+  let root = session.id;
+  const passed = new Set();
+  for (let at = session; at?.parent && !passed.has(at.id); at = state.sessions.get(at.parent.session_id)) {
+    passed.add(at.id);
+    root = at.parent.session_id;
+  }
+  return root;
+}
+
 function grouped() {
   const groups = new Map();
   for (const session of state.sessions.values()) {
     if (state.removed.has(session.id)) continue;
-    let root = session.id;
-    const passed = new Set();
-    for (let at = session; at?.parent && !passed.has(at.id); at = state.sessions.get(at.parent.session_id)) {
-      passed.add(at.id);
-      root = at.parent.session_id;
-    }
+    const root = rootOf(session);
     if (!groups.has(root)) groups.set(root, []);
     groups.get(root).push(session);
   }

@@ -94,7 +94,7 @@ function parts(groups) {
 }
 
 const Part = memo(
-  ({ groups, whens, doings: told, active }) => html`<ul class="part" style=${{ containIntrinsicBlockSize: `auto ${ROW * groups.length}px` }}>
+  ({ groups, whens, doings: told, active }) => html`<ul class="list-part" style=${{ containIntrinsicBlockSize: `auto ${ROW * groups.length}px` }}>
     ${groups.map((group, at) => html`<${Row} key=${group.members.at(-1).id} group=${group} active=${at === active}
       when=${whens[at]} doing=${told[at]} />`)}
   </ul>`,
