@@ -6,6 +6,7 @@ own tokens, and edits and rewinds are rows too. Nothing here depends on a databa
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,13 +89,17 @@ class SessionSummary:
     title: str = ""
 
 
+_MARK = re.compile(r"^(?:#{1,6}|>|[-*+](?: \[[ xX]\])?) +")  # of a heading, a quotation, an item or a task
+
+
 def title_of(metadata: Mapping[str, str], first: str) -> str:
-    """The title of a session: that in its metadata, or else the beginning of the ``first`` message of its user; "" if
-    there is neither.
+    """The title of a session: that in its metadata, or else the beginning of the ``first`` message of its user, without
+    the mark of Markdown with which it begins; "" if there is neither.
     """
     if title := metadata.get("title"):
         return title
     line = " ".join(first[:TITLE_SOURCE].replace("\0", " ").split())
+    line = _MARK.sub("", line) or line
     if len(line) <= TITLE_CHARS:
         return line
     words, _, _ = line[:TITLE_CHARS].rpartition(" ")

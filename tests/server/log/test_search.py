@@ -160,11 +160,19 @@ def test_titles_come_from_the_first_message(where: Where) -> None:
         await log.create("a", "s", messages=[user("  Tell me\nabout " + "long " * 30)])
         await log.create("a", "named", messages=[user("Hello")], metadata={"title": "Mine"})
         await log.create("a", "empty")
+        await log.create("a", "heading", messages=[user("## Plan\n\n- [ ] first")])
+        await log.create("a", "task", messages=[user("- [x] first #1")])
+        await log.create("a", "mark", messages=[user("#")])
+        await log.create("a", "tag", messages=[user("#python **is** nice")])
         titles = {item.id: item.title for item in (await log.page("a", limit=9)).items}
         assert titles == {
             "s": "Tell me about long long long long long long long long long…",
             "named": "Mine",
             "empty": "",
+            "heading": "Plan - [ ] first",
+            "task": "first #1",
+            "mark": "#",
+            "tag": "#python **is** nice",
         }
         record = await log.get("a", "s")
         assert record is not None
