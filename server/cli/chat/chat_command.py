@@ -116,11 +116,10 @@ def greet(conversation: ChatSession, view: ReplyView) -> None:
 def status_line(conversation: ChatSession) -> str:
     """Model, session, how full the context is, and what the last turn reused."""
     parts = [conversation.model, conversation.session]
-    last = conversation.last
+    last, used = conversation.last, conversation.used
+    if used and conversation.context:
+        parts.append(f"context {used} of {conversation.context} ({100 * used / conversation.context:.0f} %)")
     if last is not None and last.usage is not None:
-        used = last.usage["prompt_tokens"] + last.usage["completion_tokens"]
-        if conversation.context:
-            parts.append(f"context {used} of {conversation.context} ({100 * used / conversation.context:.0f} %)")
         reused = (last.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         parts.append(f"reused {reused} of {last.usage['prompt_tokens']}")
     return " · ".join(parts)

@@ -18,7 +18,8 @@ Message = dict[str, Any]
 @dataclass
 class ChatSession:
     """A session and the settings of its next turns. ``context`` is the model's, in tokens. ``system`` is sent before
-    the next message. ``replaced`` is the turn that the next message takes the place of, with all turns behind it.
+    the next message. ``used`` are the tokens of the session, 0 if unknown. ``replaced`` is
+    the turn that the next message takes the place of, with all turns behind it.
     """
 
     http: httpx.Client
@@ -29,6 +30,7 @@ class ChatSession:
     settings: dict[str, Any] = field(default_factory=dict)
     replaced: int | None = None
     last: TurnAnswer | None = None
+    used: int = 0
 
     def send(self, text: str, view: ReplyView) -> bool:
         """A turn; whether it is part of the session. Raises RequestFailed where the turn to replace is gone."""
@@ -60,6 +62,8 @@ class ChatSession:
             view.note(str(error))
             return False
         self.last = reply
+        if reply.usage is not None:
+            self.used = reply.usage["prompt_tokens"] + reply.usage["completion_tokens"]
         view.note(("stopped; the reply so far is kept · " if reply.finish == "cancelled" else "") + reply.summary())
         return True
 
@@ -69,11 +73,13 @@ class ChatSession:
         """Talk in a new session, or in the one of this name."""
         session_path(name or "new")
         self.session = name or new_session_name()
-        self.replaced, self.last = None, None
+        self.replaced, self.last, self.used = None, None, 0
 
     def state(self) -> Message:
         """The session object."""
-        return self._ask("GET")
+        found = self._ask("GET")
+        self.used = found["tokens"]
+        return found
 
     def messages(self) -> list[Message]:
         """All messages of the session."""
@@ -82,12 +88,14 @@ class ChatSession:
 
     def fork(self, turn: int | None) -> None:
         """Go on in a copy of the session, up to ``turn``."""
-        self.begin(self._ask("POST", "/fork", {"turn": turn})["id"])
+        made = self._ask("POST", "/fork", {"turn": turn})
+        self.begin(made["id"])
+        self.used = made["tokens"]
 
     def rewind(self, turn: int) -> None:
         """Drop the turns behind ``turn``. A system message that opened a session which is empty then is sent again."""
         first = self.messages()[0] if turn == 0 else None
-        self._ask("POST", "/rewind", {"turn": turn})
+        self.used, self.last = self._ask("POST", "/rewind", {"turn": turn})["tokens"], None
         if first is not None and first["role"] in ("system", "developer") and self.system is None:
             self.system = first["content"]
 

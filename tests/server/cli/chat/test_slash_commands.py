@@ -138,6 +138,18 @@ def test_undo_drops_turns_and_a_first_system_message_is_sent_again(desk: Desk) -
     assert desk.texts() == ["Be brief.", "three", "THREE"]
 
 
+def test_the_status_line_knows_the_session_after_each_command(desk: Desk) -> None:
+    desk.says("one", "two")
+    whole = desk.conversation.used
+    for command in ("/undo", "/fork", "/fork 0"):
+        desk.says(command)
+        assert desk.conversation.used == desk.conversation.state()["tokens"] < whole
+    desk.says("/open s1")
+    assert 0 < desk.conversation.used < whole
+    desk.says("/new")
+    assert desk.conversation.used == 0
+
+
 def test_an_edited_message_takes_the_place_of_the_last(desk: Desk) -> None:
     desk.says("one", "two", "/edit drei")
     assert desk.texts() == ["one", "ONE", "drei", "DREI"]
