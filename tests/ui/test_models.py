@@ -52,6 +52,7 @@ def answer_with(desk: Desk, model: str) -> list[str]:
     desk.tab.get_by_role("button", name="Answer again", exact=True).click()
     desk.tab.locator(".compare button:not([disabled])", has_text="Go on with that one").wait_for()
     row = desk.tab.locator(".compare-body .compare-row").last
+    row.locator(".compared").first.wait_for()
     return [text.removeprefix("Reply:").strip() for text in row.locator(".compared").all_inner_texts()]
 
 
