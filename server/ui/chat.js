@@ -86,12 +86,15 @@ function Variants({ node, family }) {
     const same = `[data-turn="${node.turn.number}"] .variants [aria-label="${label}"]`;
     setTimeout(() => document.querySelector(same)?.focus()); // the button was rendered anew
   };
+  const compare = () =>
+    update({ dialog: { kind: "compare", left: state.current, right: latestOf(family, all[at ? at - 1 : 1]) } });
   const step = (icon, label, by) => html`<${IconButton} icon=${icon} label=${label}
     aria-disabled=${!all[at + by]} onClick=${() => go(label, by)} />`;
   return html`<span class="variants" role="group" aria-label=${t("Branches here")}>
     ${step("left", t("Previous branch"), -1)}
     <span>${t("{n} of {all}", { n: at + 1, all: all.length })}</span>
     ${step("right", t("Next branch"), 1)}
+    <button type="button" class="button quiet" onClick=${compare}>${t("Compare")}</button>
   </span>`;
 }
 

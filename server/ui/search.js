@@ -98,7 +98,8 @@ function alone(data) {
   return data.filter((session) => {
     const { title, hits, id } = session;
     if (state.removed.has(id)) return false;
-    const same = JSON.stringify([title, hits ?? rootOf(session)]);
+    const words = hits?.map(({ before, match, after }) => before + match + after);
+    const same = JSON.stringify([title, words ?? rootOf(session)]);
     return !seen.has(same) && seen.add(same);
   });
 }

@@ -64,12 +64,16 @@ def test_two_branches_stand_side_by_side(dark: Desk) -> None:
     desk.tab.keyboard.press("Enter")
     desk.tab.wait_for_url(lambda url: old not in url)
     desk.reply(0)
-    desk.tab.locator(".turn").filter(has_text="Walter").click()
-    desk.tab.get_by_role("button", name="Compare", exact=True).click()
     rows = desk.tab.locator(".compare-body .compare-row")
-    rows.nth(1).wait_for()
-    assert [marked(side) for side in rows.nth(0).locator(".compared").all()] == [["Emma"], ["Walter"]]
-    assert [marked(side) for side in rows.nth(1).locator(".compared").all()] == [["Emma"], ["Walter"]]
+    panel, here = (desk.tab.get_by_label(name) for name in ("Turns and branches", "Branches here"))
+    for place in (here, panel):  # below the reply, and where a turn of the other branch was chosen
+        if place is panel:
+            desk.tab.keyboard.press("Escape")
+            desk.tab.locator(".turn").filter(has_text="Walter").click()
+        place.get_by_role("button", name="Compare", exact=True).click()
+        rows.nth(1).wait_for()
+        assert [marked(side) for side in rows.nth(0).locator(".compared").all()] == [["Emma"], ["Walter"]]
+        assert [marked(side) for side in rows.nth(1).locator(".compared").all()] == [["Emma"], ["Walter"]]
     assert violations(desk) == []
     desk.expected = ["404 (Not Found)"]  # this server makes no links
     with desk.tab.expect_request(f"**/{old}/shares"):
