@@ -187,8 +187,7 @@ def test_every_word_of_the_page_is_in_each_language_and_no_others_are(language: 
     text = "".join(path.read_text() for path in FOLDER.glob("*.js"))
     string = r'"((?:[^"\\]|\\.)*)"'
     used = set(re.findall(rf"\bt\(\s*{string}", text))
-    for one, many in re.findall(rf"\bplural\([^\"]*?,\s*{string},\s*{string}", text):
-        used |= {one, many}
+    used |= {many for _, many in re.findall(rf"\bplural\([^\"]*?,\s*{string},\s*{string}", text)}
     words = (FOLDER / "words" / f"{language}.js").read_text()
     there = {string or name for string, name in re.findall(rf"^  (?:{string}|(\w+)):", words, re.MULTILINE)}
     assert len(used) > 300
