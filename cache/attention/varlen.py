@@ -1,5 +1,5 @@
 """The attention backend that calls torch's ``varlen_attn`` (flash attention) on GPUs: one call per layer for all long
-spans of a step.
+spans of a step. On Hopper it is FlashAttention 3 where that is installed.
 
 Keys and values are gathered from their pages first: torch takes page tables from 2.12 on, and only with pages of at
 least 256 tokens. The copy is cheap next to the attention of a long span.
@@ -8,22 +8,34 @@ least 256 tokens. The copy is cheap next to the attention of a long span.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.attention
 
 from cache.attention import self_test
 from cache.attention.backend import Signature, once
 from cache.attention.self_test import SelfTest, StepSpec
+from cache.error_line import first_line
+from cache.memory.memory_tier import PageShape
 from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
+log = logging.getLogger("warmturn.engine")
+
 LONG = 128  # tokens of a span from which on this is the faster way
 _WIDEST = 256  # numbers of a head
+_FLASH_3 = 9  # the compute capability of the chips that FlashAttention 3 is for
+_USUAL = [  # what FlashAttention 3 must be right for, or torch's own kernels are used
+    Signature(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, False, sinks, False)
+    for dtype in (torch.bfloat16, torch.float16)
+    for sinks in (False, True)
+]
 
 
 class VarlenPlan:
@@ -131,4 +143,25 @@ def varlen_backend(device: torch.device) -> VarlenBackend | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
+    if _activate_flash_3(device):
+        backend = VarlenBackend(device, varlen_attn)
+        if all(backend.fits(signature) for signature in _USUAL):
+            log.info("attention of long spans uses FlashAttention 3")
+            return backend
+        torch.nn.attention.restore_flash_attention_impl()
+        log.info("FlashAttention 3 is installed, and not used: its results are wrong here")
     return VarlenBackend(device, varlen_attn)
+
+
+def _activate_flash_3(device: torch.device) -> bool:
+    """Let torch call FlashAttention 3, where its package ``flash_attn_interface`` is installed and the chip is one that
+    it is for; whether torch does. See ``torch.nn.attention.activate_flash_attention_impl``, of torch 2.11 and later.
+    """
+    if torch.cuda.get_device_capability(device)[0] != _FLASH_3:
+        return False
+    try:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+    except Exception as error:  # whatever the package or torch raises
+        log.debug("FlashAttention 3 is not used: %s", first_line(error, 160))
+        return False
+    return True

@@ -11,7 +11,7 @@ from gpu_kit import varlen_attn
 from cache.attention import self_test
 from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
-from cache.attention.varlen import VarlenBackend, VarlenPlan
+from cache.attention.varlen import VarlenBackend, VarlenPlan, varlen_backend
 from cache.memory.memory_tier import PageShape
 from cache.pages.layers import ScoreOptions
 
@@ -69,3 +69,42 @@ def test_what_it_cannot_compute_it_is_not_asked_for(signature: Signature) -> Non
         raise AssertionError
 
     assert not VarlenBackend(CPU, never).fits(signature)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "right", "used"),
+    [
+        ((9, 0), True, True, True),
+        ((9, 0), True, False, False),
+        ((9, 0), False, True, False),
+        ((8, 0), True, True, False),
+        ((10, 0), True, True, False),
+    ],
+)
+def test_flash_attention_3_is_used_where_it_is_installed_and_right(
+    capability: tuple[int, int], installed: bool, right: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active: list[str] = []
+
+    def activate(name: str) -> None:
+        if not installed:
+            raise ImportError("No module named 'flash_attn_interface'")
+        active.append(name)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+    monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", active.clear)
+    asked: list[Signature] = []
+
+    def fits(backend: VarlenBackend, signature: Signature) -> bool:
+        asked.append(signature)
+        return right or not signature.sinks
+
+    monkeypatch.setattr(VarlenBackend, "fits", fits)
+    varlen_backend.cache_clear()
+    try:
+        assert isinstance(varlen_backend(torch.device("cuda")), VarlenBackend)
+        assert active == (["FA3"] if used else [])
+        assert bool(asked) is (installed and capability == (9, 0))
+    finally:
+        varlen_backend.cache_clear()
