@@ -103,16 +103,21 @@ def test_a_picture_is_chosen_sent_and_shown_after_a_reload(desk: Desk) -> None:
     assert desk.asked == ["What is this?"]
 
 
+def paste(desk: Desk, file: tuple[str, str, bytes]) -> None:
+    """Into the field, from the clipboard."""
+    desk.tab.evaluate(
+        """(held) => document.querySelector('#composer').dispatchEvent(
+          new ClipboardEvent('paste', { clipboardData: held, bubbles: true, cancelable: true }))""",
+        transferred(desk, file),
+    )
+
+
 def test_pictures_are_dropped_and_pasted(desk: Desk) -> None:
     desk.open()
     held = transferred(desk, ("a.png", "image/png", png(20, 20)), ("n.txt", "text/plain", b"x"))
     desk.tab.dispatch_event(".scroll", "drop", {"dataTransfer": held})
     attached(desk, 1)
-    desk.tab.evaluate(
-        """(held) => document.querySelector('#composer').dispatchEvent(
-          new ClipboardEvent('paste', { clipboardData: held, bubbles: true, cancelable: true }))""",
-        transferred(desk, ("b.png", "image/png", png(20, 20, shade=90))),
-    )
+    paste(desk, ("b.png", "image/png", png(20, 20, shade=90)))
     attached(desk, 2)
     desk.tab.get_by_role("button", name="Send", exact=True).click()  # without a word
     desk.reply(0)
@@ -134,6 +139,10 @@ def test_sounds_are_dropped_pasted_sent_and_played(desk: Desk) -> None:
         desk.tab.get_by_role("button", name="Add pictures or sounds").click()
     sound: Any = {"name": "s.wav", "mimeType": "audio/wav", "buffer": wav(0.4)}
     chosen.value.set_files([sound])
+    attached(desk, 2)
+    paste(desk, ("p.wav", "audio/wav", wav(0.3)))
+    attached(desk, 3)
+    desk.tab.get_by_role("button", name="Remove sound 3").click()
     attached(desk, 2)
     desk.say("What is this?")
     for reload in (False, True):
