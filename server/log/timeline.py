@@ -90,16 +90,17 @@ class SessionSummary:
 
 
 _MARK = re.compile(r"^(?:#{1,6}|>|[-*+](?: \[[ xX]\])?) +")  # of a heading, a quotation, an item or a task
+_BOLD_OR_CODE = re.compile(r"(?<![\w*`])(\*\*|`+)(?=[^\s*`])(.+?)(?<=[^\s*`])\1(?![\w*`])")
 
 
 def title_of(metadata: Mapping[str, str], first: str) -> str:
     """The title of a session: that in its metadata, or else the beginning of the ``first`` message of its user, without
-    the mark of Markdown with which it begins; "" if there is neither.
+    the mark of Markdown with which it begins and those of bold and code; "" if there is neither.
     """
     if title := metadata.get("title"):
         return title
     line = " ".join(first[:TITLE_SOURCE].replace("\0", " ").split())
-    line = _MARK.sub("", line) or line
+    line = _BOLD_OR_CODE.sub(r"\2", _MARK.sub("", line) or line)
     if len(line) <= TITLE_CHARS:
         return line
     words, _, _ = line[:TITLE_CHARS].rpartition(" ")

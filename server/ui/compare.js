@@ -4,6 +4,7 @@ import { html, useEffect, useMemo, useState } from "./vendor/htm-3.1.1/standalon
 import { getJson } from "./api.js";
 import { Dialog, plural } from "./bits.js";
 import { differencesOf } from "./difference.js";
+import { modelNamed, modelNow } from "./models.js";
 import { open, report, sessionPath as path } from "./sessions.js";
 import { presets, settingsOf } from "./settings.js";
 import { state, update, useGrowth, useStore } from "./store.js";
@@ -100,7 +101,7 @@ export function Compare({ left, right: known = null, index = null }) {
       </div>
     </div>`}
     ${shown && html`<div class="compare-body" tabindex="0" role="region" aria-label=${title}><${Rows} left=${one} right=${other} /></div>`}
-    <div class="dialog-foot"><button type="button" class="button" onClick=${close}>${t("Close")}</button></div>
+    ${right !== null && html`<div class="dialog-foot"><button type="button" class="button" onClick=${close}>${t("Close")}</button></div>`}
   <//>`;
 }
 
@@ -109,6 +110,7 @@ function Wishes({ begin }) {
   const { models, current, sessions } = useStore();
   const [wish, setWish] = useState(() => ({ ...settingsOf(sessions.get(current)) }));
   const all = presets();
+  const generation = (modelNamed(wish.model) ?? modelNow())?.warmturn?.generation;
   const set = (name) => (event) => setWish({ ...wish, [name]: event.target.value });
   const submit = (event) => {
     event.preventDefault();
@@ -126,9 +128,13 @@ function Wishes({ begin }) {
         <option value="">${t("none")}</option>
         ${[...all.keys()].map((name) => html`<option value=${name}>${name}</option>`)}
       </select></label>`}
-      <label class="field"><span>${t("Temperature")}</span><input type="number" step="any" min="0" max="2" value=${wish.temperature} onInput=${set("temperature")} /></label>
-      <label class="field"><span>${t("Seed")}</span><input type="number" step="1" value=${wish.seed} onInput=${set("seed")} /></label>
+      <label class="field"><span>${t("Temperature")}</span><input type="number" step="any" min="0" max="2" placeholder=${generation?.temperature ?? 1}
+        value=${wish.temperature} onInput=${set("temperature")} /></label>
+      <label class="field"><span>${t("Seed")}</span><input type="number" step="1" placeholder=${t("random")} value=${wish.seed} onInput=${set("seed")} /></label>
     </div>
-    <div class="dialog-foot"><button type="submit" class="button primary">${t("Answer again")}</button></div>
+    <div class="dialog-foot">
+      <button type="button" class="button" onClick=${close}>${t("Close")}</button>
+      <button type="submit" class="button primary">${t("Answer again")}</button>
+    </div>
   </form>`;
 }

@@ -1,9 +1,10 @@
 // Turns that run on the server: following them from another tab, after a reload, or after the connection broke.
 
 import { call, getJson, randomId } from "./api.js";
-import { sessionPath as path, titleFor } from "./sessions.js";
+import { sessionPath as path } from "./sessions.js";
 import { remember, remembered, state, toast, update } from "./store.js";
 import { UNSENT, askedIn, ended, giveBack, homeOf, isKept, leave, lookUp, plain, put, readOn } from "./talk.js";
+import { titleFor } from "./titles.js";
 import { t } from "./words.js";
 
 // Read a turn that already runs on the server: another tab has begun it, or this one before a reload or while the

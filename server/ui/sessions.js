@@ -7,7 +7,6 @@ import { plural, t } from "./words.js";
 
 const PAGE = 60;
 const PIN_SECONDS = 7 * 86_400; // the server's maximum
-const TITLE = 60; // characters
 
 const path = (id, rest = "") => `v1/sessions/${encodeURIComponent(id)}${rest}`;
 
@@ -22,12 +21,6 @@ export const labelsOf = ({ metadata }) =>
     .filter((key) => key.startsWith(LABEL))
     .map((key) => key.slice(LABEL.length))
     .sort();
-
-export function titleFor(text) {
-  const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-  if (line.length <= TITLE) return line;
-  return `${line.slice(0, TITLE).replace(/\s+\S*$/, "")}…`;
-}
 
 // An error as a sentence for the user.
 export function said(error) {

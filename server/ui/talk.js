@@ -13,11 +13,11 @@ import {
   said,
   sessionPath as path,
   settle,
-  titleFor,
   titleOf,
 } from "./sessions.js";
 import { instructionsDraft, settingsNow, wishOf, withSettings } from "./settings.js";
 import { grown, speak, state, toast, update } from "./store.js";
+import { titleFor } from "./titles.js";
 import { t } from "./words.js";
 
 const ENDS = { length: t("The reply ended at its limit of tokens."), cancelled: t("Stopped here.") };

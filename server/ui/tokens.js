@@ -62,7 +62,7 @@ function Choices({ found, index }) {
     <tbody>
       ${found.data.map(
         ({ id, text, logprob, chosen }) => html`<tr key=${id}>
-        <th scope="row"><code>${seen(text)}</code></th>
+        <th scope="row"><code dir="auto">${seen(text)}</code></th>
         <td><span class="gauge-bar" aria-hidden="true"><i style=${{ width: `${100 * Math.exp(logprob)}%` }}></i></span></td>
         <td title=${decimal(logprob, 3)}>${percent(logprob)}</td>
         <td>${chosen ? t("was said") : isPlain && !ends.includes(id) && html`<button type="button" class="button"

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 DIFFERENCES = """async ([left, right]) => (await import("./difference.js")).differencesOf(left, right)"""
 
+MIDDLES = """row => [...row.querySelectorAll("code, button")].map((node) => {
+  const { top, bottom } = node.getBoundingClientRect();
+  return (top + bottom) / 2;
+})"""
+
 
 def marked(column: Locator) -> list[str]:
     return column.locator("mark").all_inner_texts()
@@ -39,6 +44,10 @@ def test_a_message_is_answered_again_with_other_settings_beside_the_first_reply(
     desk.say("My name is Walter.")
     first = desk.session
     desk.tab.get_by_role("button", name="Compare with another reply").click()
+    feet = desk.tab.locator("dialog .dialog-foot")
+    assert feet.locator("button").all_inner_texts() == ["Close", "Answer again"]
+    assert feet.count() == 1
+    assert desk.tab.get_by_label("Temperature").get_attribute("placeholder") == "0"  # the model's own
     desk.tab.get_by_label("Temperature").fill("0.01")
     desk.tab.get_by_label("Seed").fill("7")
     with desk.tab.expect_request("**/chat/completions") as asked:
@@ -115,6 +124,8 @@ def test_what_else_could_have_come_is_what_the_model_had_computed_and_a_branch_g
     row = desk.tab.locator(".choices tr").nth(2)
     row.wait_for()
     assert violations(desk) == []
+    token, button = row.evaluate(MIDDLES)
+    assert abs(token - button) < 3
     other = found_text(row)
     row.get_by_role("button", name="Branch here").click()
     desk.tab.wait_for_url(lambda url: first not in url)

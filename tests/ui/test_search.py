@@ -29,6 +29,8 @@ def test_a_sentence_is_found_in_context_and_shown(desk: Desk) -> None:
     create(desk, "api-2", "Something else entirely.")
     desk.open()
     desk.tab.locator(".row", has_text="Where does the nightingale sing").wait_for()  # titled by its first message
+    painted = "all => all.filter((node) => getComputedStyle(node).backgroundImage !== 'none').length"
+    assert desk.tab.locator(".sidebar *").evaluate_all(painted) == 0  # no row has the pattern of a cost
     search = desk.tab.get_by_role("searchbox")
     search.fill("GARD walled")
     found = desk.tab.get_by_role("list", name="Results").locator(".row")
@@ -100,3 +102,14 @@ def test_the_search_on_a_phone(phone: Desk) -> None:
     phone.tab.get_by_role("searchbox").fill("lighthouse")
     phone.tab.get_by_role("list", name="Results").locator(".hit mark").first.wait_for()
     assert phone.overflow() == 0
+
+
+def test_a_title_made_by_the_page_is_the_one_that_the_server_makes(desk: Desk) -> None:
+    desk.open()
+    for number, text in enumerate(
+        ("## Is **2**3** in `a_b`?", "- [ ] first #1", "#", "#tag **is** nice", "2**3**4 `x`")
+    ):
+        create(desk, f"title-{number}", text)
+        made = desk.tab.evaluate("async (text) => (await import('./titles.js')).titleFor(text)", text)
+        assert made == desk.rest(f"sessions/title-{number}")["title"]
+        assert "**is**" not in made

@@ -11,7 +11,7 @@ from typing import Any
 from server.cli.chat.conversation import ChatSession, Message
 from server.cli.chat.reply_view import ReplyView
 from server.cli.remote_server import RemoteServer, RequestFailed
-from server.cli.sessions_terminal import describe_session, export, list_answer
+from server.cli.sessions_terminal import describe_session, export, moment
 from server.config.usage_error import UsageError
 
 LISTED = 20  # sessions
@@ -68,7 +68,7 @@ def show_last_turns(terminal: Terminal) -> None:
     questions = [message["index"] for message in messages if message["role"] == "user"]
     first = questions[-SHOWN_TURNS] if len(questions) >= SHOWN_TURNS else 0
     if first:
-        terminal.view.note(f"{len(questions) - SHOWN_TURNS} earlier turns")
+        terminal.view.note(counted(len(questions) - SHOWN_TURNS, "earlier turn"))
     for message in messages[first:]:
         show_message(terminal.view, message)
 
@@ -105,11 +105,21 @@ def _new(terminal: Terminal, name: str) -> None:
 
 def _list(terminal: Terminal, prefix: str) -> None:
     wanted = {"limit": LISTED, "prefix": prefix or None}
-    answer = RemoteServer(terminal.conversation.http).ask("GET", parameters=wanted)
-    terminal.names = [session["id"] for session in answer["data"]]
-    lines = list(list_answer({**answer, "has_more": False}))
-    numbers = [""] * (len(lines) - len(terminal.names)) + [str(i) for i in range(1, len(terminal.names) + 1)]
-    terminal.view.note("\n".join(f"{number:>2}  {line}" for number, line in zip(numbers, lines, strict=True)))
+    sessions = RemoteServer(terminal.conversation.http).ask("GET", parameters=wanted)["data"]
+    terminal.names = [session["id"] for session in sessions]
+    lines = [f"{number:>2}  {describe(session)}" for number, session in enumerate(sessions, 1)]
+    terminal.view.note("\n".join(lines) or "no sessions")
+
+
+def describe(session: Message) -> str:
+    """A session of a list in a line: its time, its name, and its title where it has one."""
+    parts = [moment(session["last_used_at"]), session["id"], counted(session["turns"], "turn"), session.get("title")]
+    return " · ".join(part for part in parts if part)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _open(terminal: Terminal, name: str) -> None:
@@ -137,9 +147,9 @@ def _undo(terminal: Terminal, count: str) -> None:
     turns = terminal.conversation.state()["turns"]
     left = turns - (whole_number("/undo", count) if count else 1)
     if left < 0:
-        raise UsageError(f"/undo: the session has {turns} turns")
+        raise UsageError(f"/undo: the session has {counted(turns, 'turn')}")
     terminal.conversation.rewind(left)
-    terminal.view.note(f"{left} turns are left")
+    terminal.view.note(f"{counted(left, 'turn')} {'is' if left == 1 else 'are'} left")
 
 
 def _edit(terminal: Terminal, text: str) -> None:
@@ -198,7 +208,7 @@ def _system(terminal: Terminal, text: str) -> None:
 def _set(terminal: Terminal, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if name and name not in SETTINGS:
-        raise UsageError(f"/set: {' '.join(SETTINGS)}")
+        raise UsageError(f"/set: there is no setting {name}; there are {', '.join(SETTINGS)}")
     if value.strip():
         terminal.conversation.settings[name] = setting_value(value.strip())
     elif name:

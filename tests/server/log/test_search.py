@@ -159,6 +159,7 @@ def test_titles_come_from_the_first_message(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
         await log.create("a", "s", messages=[user("  Tell me\nabout " + "long " * 30)])
         await log.create("a", "named", messages=[user("Hello")], metadata={"title": "Mine"})
+        await log.create("a", "marked", messages=[user("## Is **2**3** in `a_b`, `\n**so** or 2**3**4?")])
         await log.create("a", "empty")
         await log.create("a", "heading", messages=[user("## Plan\n\n- [ ] first")])
         await log.create("a", "task", messages=[user("- [x] first #1")])
@@ -168,11 +169,12 @@ def test_titles_come_from_the_first_message(where: Where) -> None:
         assert titles == {
             "s": "Tell me about long long long long long long long long long…",
             "named": "Mine",
+            "marked": "Is 2**3 in a_b, ` so or 2**3**4?",
             "empty": "",
             "heading": "Plan - [ ] first",
             "task": "first #1",
             "mark": "#",
-            "tag": "#python **is** nice",
+            "tag": "#python is nice",
         }
         record = await log.get("a", "s")
         assert record is not None

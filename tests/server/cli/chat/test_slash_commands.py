@@ -1,6 +1,7 @@
 """The commands of `warmturn chat` against a server process's routes, in one process."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Sessions:
             "messages": len(self.held[name]),
             "tokens": 20 * turns,
             "metadata": {},
+            "title": f"About {name}",
             "expires_at": None,
             "pinned_until": None,
             "parent": None,
@@ -130,9 +132,9 @@ def test_help_names_every_command(desk: Desk) -> None:
 def test_undo_drops_turns_and_a_first_system_message_is_sent_again(desk: Desk) -> None:
     desk.says("/system Be brief.", "one", "two")
     assert desk.texts() == ["Be brief.", "one", "ONE", "two", "TWO"]
-    assert desk.says("/undo") == "1 turns are left\n"
+    assert desk.says("/undo") == "1 turn is left\n"
     assert desk.texts() == ["Be brief.", "one", "ONE"]
-    assert desk.says("/undo 2") == "/undo: the session has 1 turns\n"
+    assert desk.says("/undo 2") == "/undo: the session has 1 turn\n"
     assert desk.says("/undo x") == "/undo: expected a whole number\n"
     desk.says("/undo", "three")
     assert desk.texts() == ["Be brief.", "three", "THREE"]
@@ -165,7 +167,8 @@ def test_sessions_are_begun_listed_opened_and_forked(desk: Desk) -> None:
     assert desk.conversation.session == "s1-2"
     desk.says("three")
     assert (desk.texts("s1-2"), desk.texts("s1")) == (["one", "ONE", "three", "THREE"], ["one", "ONE", "two", "TWO"])
-    assert " 2  s1-2 " in desk.says("/list")
+    listed = desk.says("/list")
+    assert re.search(r"^ 2  \S+ \S+ · s1-2 · 2 turns · About s1-2$", listed, re.MULTILINE), listed
     shown = desk.says("/open 1")
     assert shown == "session s1\n> one\nONE\n> two\nTWO\n"
     assert desk.says("/open nobody") == "There is no session 'nobody'.\n"
@@ -184,7 +187,7 @@ def test_settings_go_with_the_next_turns(desk: Desk) -> None:
     assert desk.says("/set") == 'temperature 0.2, stop ["a"], reasoning_effort "low"\n'
     desk.says("/set temperature", "two")
     assert "temperature" not in desk.server.bodies[-1]
-    assert desk.says("/set colour red").startswith("/set: temperature top_p")
+    assert desk.says("/set colour red").startswith("/set: there is no setting colour; there are temperature, top_p")
 
 
 def test_a_conversation_is_saved(desk: Desk, tmp_path: Path) -> None:
