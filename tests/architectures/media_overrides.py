@@ -75,7 +75,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     ),
     "diffusion_gemma": _words(num_experts=4, top_k_experts=2, moe_intermediate_size=96),
     "ernie4_5_vl_moe": _words(rope_parameters=_axes(3, 3, 2)),
-    "fast_vlm": _eye(hidden_size=3072),
+    "fast_vlm": _eye(architecture="fastvit_t8", hidden_size=768),
     "florence2": _eye(projection_dim=64),
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     "gemma3n": _eye(hidden_size=2048),
@@ -92,7 +92,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "granite_speech": {"window_size": 15},
     "granite_speech_plus": {"window_size": 15},
-    "hunyuan_vl": _words(rope_parameters=_axes(2, 3, 3)),
+    "hunyuan_vl": _words(rope_parameters=_axes(2, 3, 3), head_dim=16),
     "inkling2": _eye(text_hidden_size=64),
     "janus": _eye(projection_dim=64),
     "kimi_k25": {"projection_hidden_size": 64, **_words(num_key_value_heads=4, head_dim=8)},
@@ -102,6 +102,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mistral_large4": _words(num_key_value_heads=4),
     "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}},
     "nemotron_h_omni": {"image_token_id": 250, "video_token_id": 249, "audio_token_id": 248},
+    "perception_lm": _eye(
+        architecture="vit_pe_core_tiny_patch16_384",
+        model_args={"embed_dim": 192, "img_size": [64, 64], "depth": 2, "ref_feat_shape": [4, 4], "global_pool": ""},
+    ),
     "paligemma": {"projection_dim": 64, **_eye(image_size=56, projection_dim=64)},
     "qwen2_5_omni_thinker": {
         **_eye(window_size=56),

@@ -52,8 +52,9 @@ def media_page(results: list[Result]) -> str:
         "disk and nothing is encoded; and in memory that is too small for two chats. Each picture is encoded once. "
         '"Each encoded alone": of several pictures in one forward the model itself makes other rows than of each, so '
         'the reference has them one by one. "Not made" says nothing about the model: it could not be built here, or '
-        "no made-up input fits its encoder. Processors of checkpoints are not run; `tests/vision_models.py` and "
-        "`tests/hearing_models.py` have some.",
+        "no made-up input fits its encoder. Encoders of timm need timm and torchvision, which `make setup` does not "
+        "install; fast_vlm and perception_lm were run with both. Processors of checkpoints are not run; "
+        "`tests/vision_models.py` and `tests/hearing_models.py` have some.",
     )
     parts = [
         "# Models that see or hear\n",

@@ -130,7 +130,8 @@ def examine(name: str, kind: str, real: bool) -> Report:
 def examine_media(name: str) -> list[tuple[str, Report]]:
     """Build one entry and run the scenario of each kind of media on it."""
     if not media_build.takes_media(name):
-        reason = "its forward has no argument pixel_values, input_features or input_values"
+        unknown = "its forward has no argument pixel_values, input_features or input_values"
+        reason = media_build.OTHERWISE.get(name, unknown)
         return [("none", Report(Status.REFUSED, "-", reason=reason))]
     try:
         model = media_build.build(name)
