@@ -225,9 +225,9 @@ def prepare(
     context = _context(text, tokenizer)
     weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
     parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
+    rope = LongRope(model)
     try:
         layers = read_layers(text)
-        rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
         packing: Packing | None = None
@@ -242,28 +242,19 @@ def prepare(
     except UnsupportedModel as error:
         raise LoadFailed(first_line(error)) from error
     give_back()
-    start = first_tokens(model) if model.config.is_encoder_decoder else ()
+    _tell_thresholds(verdict)
+    start, ends = first_tokens(model) if model.config.is_encoder_decoder else (), _ends(model, tokenizer)
+    found_rounding = None if rounding is None else rounding.found
+    facts = (start, ends, context, weights, parameters, size, followers)
+    return LoadedModel(model, tokenizer, layers, verdict, rope, *facts, rounding=found_rounding, packing=packing)
+
+
+def _tell_thresholds(verdict: Verdict) -> None:
+    """What the log says of timelines that are longer than those that were measured."""
     if verdict.crossed:
         log.info("also measured past %s, on a copy of the model with small values of these", ", ".join(verdict.crossed))
     if verdict.unproven:
         log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
-    ends = _ends(model, tokenizer)
-    return LoadedModel(
-        model,
-        tokenizer,
-        layers,
-        verdict,
-        rope,
-        start,
-        ends,
-        context,
-        weights,
-        parameters,
-        size,
-        followers,
-        rounding=None if rounding is None else rounding.found,
-        packing=packing,
-    )
 
 
 def _compile_options(model: Any, tell: Any) -> CompileOptions | None:

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -184,12 +184,7 @@ def record(
     asked: list[AttentionRequest] = []
     with ExitStack() as stack:
         for part in module.modules():
-            if (found := linear(part)) is not None:
-                stack.enter_context(intercept_product(recorder, part, *found))
-            elif (experts := packed_experts(part)) is not None:
-                stack.enter_context(intercept_experts(recorder, part, experts))
-            elif isinstance(part, torch.nn.Linear):
-                stack.enter_context(refuse_linear(part))
+            stack.enter_context(_intercepted(recorder, part, linear))
         if caches:
             stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
         stack.enter_context(recorder)
@@ -217,6 +212,15 @@ def record(
         outputs=outputs,
         form=form,
     )
+
+
+def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> AbstractContextManager[None]:
+    """Within it, the products of ``part`` are recorded as what they are."""
+    if (found := linear(part)) is not None:
+        return intercept_product(recorder, part, *found)
+    if (experts := packed_experts(part)) is not None:
+        return intercept_experts(recorder, part, experts)
+    return refuse_linear(part) if isinstance(part, torch.nn.Linear) else nullcontext()
 
 
 class _Untouched:
