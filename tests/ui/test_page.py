@@ -63,7 +63,7 @@ def test_an_edited_message_begins_a_branch_and_the_old_one_stays(desk: Desk) -> 
     assert desk.say(WALTER[2]) == "Your name is Emma."
     new = desk.session
     assert desk.rest(f"sessions/{new}")["parent"] == {"session_id": old, "turn": 0}
-    assert desk.tab.locator(".variants").inner_text() == "2 of 2"
+    assert desk.tab.locator(".variants span").inner_text() == "2 of 2"
     assert len(desk.tab.locator(".turn").all()) == 5
 
     desk.tab.get_by_role("button", name="Previous branch").click()
