@@ -69,8 +69,9 @@ def create_app(
     """
     app = empty_app(tracer_provider)
     models.first.metrics.log_opened(log.salvage, log.older)
-    for model in models.models if vllm_names else ():
-        model.metrics.registry.register(VllmNames(model.metrics, model.name))
+    if vllm_names:
+        for model in models.models:
+            model.metrics.registry.register(VllmNames(model.metrics, model.name))
     keyring = Keyring(api_keys, key_file)
     app.state.models = models
     app.state.background = BackgroundResponses(log)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from cache.error_line import first_line
-
-log = logging.getLogger("warmturn.engine")
+from cache.memory.tried_kernel import tried_kernel
 
 _TRIED = 5  # tokens
 
@@ -63,14 +60,5 @@ def pair_kernel(
     """The kernel for such tokens on ``device``, tried before its first use; None on a CPU, and None with a line in the
     log, once, where it is not right or there is no Triton.
     """
-    if device.type != "cuda":
-        return None
-    try:
-        kernel = PairKernel(heads, key_dim, value_dim)
-        if kernel.passes(dtype, device):
-            return kernel
-        why = "its results are wrong"
-    except Exception as error:  # whatever a compiler or a launch raises
-        why = first_line(error, 160)
-    log.info("keys and values are stored by torch, in two launches: %s", why)
-    return None
+    instead = "keys and values are stored by torch, in two launches"
+    return tried_kernel(lambda: PairKernel(heads, key_dim, value_dim), dtype, device, instead)

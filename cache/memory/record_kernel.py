@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from cache.error_line import first_line
 from cache.memory.codec import Codec
 from cache.memory.token_record import TokenRecord
-
-log = logging.getLogger("warmturn.engine")
+from cache.memory.tried_kernel import tried_kernel
 
 _TRIED = 5  # tokens
 
@@ -54,14 +51,5 @@ def record_kernel(record: TokenRecord, dtype: torch.dtype, device: torch.device)
     """The kernel for tokens of ``dtype`` on ``device``, tried before its first use; None on a CPU, and None with a line
     in the log, once, where it is not right or there is no Triton.
     """
-    if device.type != "cuda":
-        return None
-    try:
-        kernel = RecordKernel(record)
-        if kernel.passes(dtype, device):
-            return kernel
-        why = "its results are wrong"
-    except Exception as error:  # whatever a compiler or a launch raises
-        why = first_line(error, 160)
-    log.info("keys and values are rounded by torch, which takes more launches: %s", why)
-    return None
+    instead = "keys and values are rounded by torch, which takes more launches"
+    return tried_kernel(lambda: RecordKernel(record), dtype, device, instead)

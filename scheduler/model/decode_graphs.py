@@ -130,7 +130,7 @@ class DecodeGraphs:
     ) -> None:
         """``state_bytes``: what the states of a graph's sessions may take, where sessions have states."""
         self._mode, self._tier, self._capture, self._state_bytes = mode, tier, capture, state_bytes
-        self._rows_of = buckets(most)
+        self._rows_of, self._context = buckets(most), context
         self._pages = -(-context // tier.page_size) + 1
         self._graphed = mode.graphed
         self._learning = self._graphed is not None
@@ -167,17 +167,15 @@ class DecodeGraphs:
         return logits if rows == sorted(rows) else logits.index_select(0, put(np.array(rows), logits.device))
 
     def parts(self, work: Sequence[tuple[SessionCache, int]]) -> list[list[int]]:
-        """The numbers of the sessions of a step that run together: all, or those for whose next tokens there is a graph
-        and the others, which feed prompts.
+        """The numbers of the sessions for whose next tokens there is a graph, and of the others, which feed prompts;
+        empty where all of a step run together.
         """
         prompts = [at for at, (session, count) in enumerate(work) if count != 1 or not _is_graphable(session)]
         tokens = sum(work[at][1] for at in prompts)
         if not 0 < len(prompts) < len(work) or tokens > self.beside:
-            return [[*range(len(work))]]
-        beside = {*prompts}
-        decodes = [at for at in range(len(work)) if at not in beside]
-        has_graph = self._bucket([work[at] for at in decodes]) in self._graphs
-        return [decodes, prompts] if has_graph else [[*range(len(work))]]
+            return []
+        decodes = sorted({*range(len(work))} - {*prompts})
+        return [decodes, prompts] if self._bucket([work[at] for at in decodes]) in self._graphs else []
 
     def learn(self, work: Sequence[tuple[SessionCache, int]]) -> None:
         """Such a step has run without a graph, and its sessions' lengths have not grown yet: capture one, if it is time
@@ -218,7 +216,7 @@ class DecodeGraphs:
                     self._try(bucket, work[: bucket.rows])
                 if self._graphs:
                     some = work[: min(_TYPICAL, max(self.captured))]
-                    self.beside = longest_beside(self.run, self._mode, self._tier, some)
+                    self.beside = longest_beside(self.run, self._mode, self._tier, some, self._context)
             finally:
                 for page in pages:
                     self._tier.release(page.slot)

@@ -225,9 +225,9 @@ def prepare(
     context = _context(text, tokenizer)
     weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
     parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
-    rope = LongRope(model)
     try:
         layers = read_layers(text)
+        rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
         packing: Packing | None = None
@@ -243,10 +243,22 @@ def prepare(
         raise LoadFailed(first_line(error)) from error
     give_back()
     _tell_thresholds(verdict)
-    start, ends = first_tokens(model) if model.config.is_encoder_decoder else (), _ends(model, tokenizer)
-    found_rounding = None if rounding is None else rounding.found
-    facts = (start, ends, context, weights, parameters, size, followers)
-    return LoadedModel(model, tokenizer, layers, verdict, rope, *facts, rounding=found_rounding, packing=packing)
+    return LoadedModel(
+        model,
+        tokenizer,
+        layers,
+        verdict,
+        rope,
+        first_tokens(model) if model.config.is_encoder_decoder else (),
+        _ends(model, tokenizer),
+        context,
+        weights,
+        parameters,
+        size,
+        followers,
+        rounding=None if rounding is None else rounding.found,
+        packing=packing,
+    )
 
 
 def _tell_thresholds(verdict: Verdict) -> None:

@@ -25,14 +25,18 @@ _PROMPTS = (16, 64, 256, 1024, 4096)  # tokens that are timed
 _ROUNDS = 3
 
 
-def longest_beside(run: Callable[[Work], torch.Tensor | None], mode: Mode, tier: MemoryTier, work: Work) -> int:
+def longest_beside(
+    run: Callable[[Work], torch.Tensor | None], mode: Mode, tier: MemoryTier, work: Work, context: int
+) -> int:
     """The most tokens of prompts beside which a step of ``work`` is faster as a graph, which ``run`` launches, than in
-    one forward with them; 0 where it never is.
+    one forward with them; 0 where it never is, or ``work`` has no graph. ``context``: the most that may be tried.
     """
+    if run(work) is None:
+        return 0
     longest = 0
     pages: list[Page] = []
     try:
-        for tokens in _PROMPTS:
+        for tokens in (size for size in _PROMPTS if size <= context):
             while len(pages) * tier.page_size < tokens and tier.fits(1, 1):
                 pages.append(Page(tier, tier.alloc(), tier.alloc(near=True)))
             if len(pages) * tier.page_size < tokens:
@@ -48,6 +52,8 @@ def longest_beside(run: Callable[[Work], torch.Tensor | None], mode: Mode, tier:
             if min(_seconds(in_two) for _ in range(_ROUNDS)) >= min(_seconds(in_one) for _ in range(_ROUNDS)):
                 break
             longest = tokens
+    except torch.OutOfMemoryError:
+        pass  # such steps are shorter while serving
     finally:
         for page in pages:
             tier.release(page.slot)

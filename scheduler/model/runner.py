@@ -60,10 +60,7 @@ class ModelRunner:
         The sessions' pages must be reserved. Lengths advance only if the forward succeeds. Without rows: ``[0, V]``.
         """
         parts = self._parts(work, states)
-        if len(parts) == 1:
-            logits = self._forward(work, rows, states)
-        else:
-            logits = self._forward_parts(work, rows, states, parts)
+        logits = self._forward_parts(work, rows, states, parts) if parts else self._forward(work, rows, states)
         for session, count in work:
             session.on_fed(count)
         return logits
@@ -102,13 +99,12 @@ class ModelRunner:
             return self.mode.forward(step, keep)
 
     def _parts(self, work: Sequence[tuple[SessionCache, int]], states: bool) -> list[list[int]]:
-        """The numbers of the sessions that run in one forward: those on one side of a RoPE threshold, or those that
-        decode beside prompts, whose step is a graph.
+        """The numbers of the sessions of each forward, where there are several: of those on one side of a RoPE
+        threshold, or of those that decode beside prompts, whose step is a graph.
         """
-        sides = [[at for at, (session, _) in enumerate(work) if session.long is long] for long in (False, True)]
-        if all(sides):
-            return sides
-        return [[*range(len(work))]] if self._graphs is None or states else self._graphs.parts(work)
+        if len({session.long for session, _ in work}) > 1:
+            return [[at for at, (session, _) in enumerate(work) if session.long is long] for long in (False, True)]
+        return [] if self._graphs is None or states else self._graphs.parts(work)
 
     def _forward_parts(
         self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int], states: bool, parts: list[list[int]]

@@ -189,9 +189,9 @@ class SessionTable(SessionReader):
             at = len(timeline.turns) if turn is None else turn
             facts = {"ttl": row.ttl, "parent": session, "parent_turn": at}
             metadata = metadata_of(connection, [row.id])[row.id]
-            insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
-            copy_models(connection, row.id, made := require_session(find_session(connection, tenant, new, moment)).id)
-            return summary_now(connection, made, moment)
+            made = insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
+            copy_models(connection, row.id, require_session(find_session(connection, tenant, new, moment)).id)
+            return made
 
         await self.holdings.check(tenant, begins=True)
         return await self._write(tenant, session, work)

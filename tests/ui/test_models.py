@@ -82,6 +82,7 @@ def test_conversations_are_filtered_by_any_model_that_wrote_in_them(desk: Desk) 
     for model, count in (("twin", 1), ("llama", 0), (desk.rest("models")["data"][0]["id"], 2)):
         desk.tab.get_by_label("Model", exact=True).select_option(model)
         desk.tab.wait_for_function("count => document.querySelectorAll('.row').length === count", arg=count)
+        assert desk.tab.locator(".row").count() == count
 
 
 @pytest.mark.slow  # three engines

@@ -13,7 +13,6 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -96,13 +95,12 @@ def _move(tensors: Sequence[torch.Tensor]) -> None:
             first += len(tensor)
 
 
-def _are_adjacent(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether each tensor begins where the one before it ends, in one storage."""
-    return all(
+def _are_adjacent(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor begins where another ends, in one storage, and both have rows of one kind."""
+    return (
         one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         and one.data_ptr() + one.nbytes == other.data_ptr()
         and (one.dtype, one.shape[1:]) == (other.dtype, other.shape[1:])
-        for one, other in pairwise(tensors)
     )
 
 
@@ -160,8 +158,9 @@ def _runs(graph: GraphModule, values: dict[Node, Any]) -> list[list[_Product]]:
 
 
 def _follows(one: _Product, other: _Product, values: dict[Node, Any]) -> bool:
-    pairs = [(values[a], values[b]) for a, b in zip(one.parameters, other.parameters, strict=False)]
-    return len(one.parameters) == len(other.parameters) and all(map(_are_adjacent, pairs))
+    pairs = zip(one.parameters, other.parameters, strict=False)
+    alike = len(one.parameters) == len(other.parameters)
+    return alike and all(_are_adjacent(values[a], values[b]) for a, b in pairs)
 
 
 def _with_joined(graph: GraphModule, runs: Sequence[Sequence[_Product]]) -> GraphModule | None:

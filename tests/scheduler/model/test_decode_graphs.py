@@ -476,13 +476,18 @@ def test_how_long_prompts_may_be_is_timed(
         now[0] += 1.0 if step.tokens in faster else 3.0
         return forward(step, keep)
 
-    def run(work: Any) -> None:
+    def run(work: Any) -> torch.Tensor:
         now[0] += 1.0
+        return torch.zeros(len(work), 1)
 
     monkeypatch.setattr(scene.kit.mode, "forward", timed)
     monkeypatch.setattr(mixed_steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     with installed(scene.kit.mode), torch.inference_mode():
         pages, work = scene.graphs._make_sessions()
-        assert mixed_steps.longest_beside(run, scene.kit.mode, tier, work[:2]) == longest
+        measure = partial(mixed_steps.longest_beside, run, scene.kit.mode, tier, work[:2])
+        assert measure(200) == longest
+        assert measure(63) == min(longest, 16)  # a model need not know more positions
+        assert measure(15) == 0
+        assert mixed_steps.longest_beside(lambda work: None, scene.kit.mode, tier, work[:2], 200) == 0
     scene.kit.mode.remove()
     assert tier.free == free - len(pages)
