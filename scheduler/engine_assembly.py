@@ -190,6 +190,7 @@ def facts_of(
         media=tuple(marks.kind for marks in media),
         media_marks=media[0] if media else None,
         further_marks=media[1:],
+        media_apart=loaded.eyes is not None and loaded.eyes.apart,
         blind=loaded.blind,
         licence=loaded.licence,
         own_context=loaded.context,

@@ -184,6 +184,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     # Encoded under the name that the API has for it.
     media_marks: MediaMarks | None = msgspec.field(default=None, name="pictures")  # if it takes some of ``media``
     further_marks: tuple[MediaMarks, ...] = msgspec.field(default=(), name="further_media")  # for the other kinds
+    media_apart: bool = False  # it takes media of one kind in a timeline
     blind: str = ""  # why it takes none although it was made for them, for people
     speech: SpeechFacts | None = None  # of a model that turns speech into text, and does nothing else
     media: tuple[str, ...] = ()  # the kinds that it takes beside text: image, audio

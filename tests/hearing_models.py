@@ -11,7 +11,8 @@ import pytest
 import transformers
 
 HEARING = ("qwen2_audio", "audioflamingo3", "glmasr")
-OTHERS = ("musicflamingo", "qwen3_asr")  # the first is much like one of these; the second hears a batch's padding
+PHI = "phi4_multimodal"  # has no method that makes rows, and hears otherwise in a prompt with a picture
+OTHERS = ("musicflamingo", "qwen3_asr", PHI)  # the first is much like one of these; the others hear a batch's padding
 SECONDS = 2  # that their encoders hear at once
 MARKS = {
     "qwen2_audio": {"audio_token": "<|AUDIO|>"},
@@ -27,6 +28,7 @@ MARKS = {
         "audio_bos_token": "<|audio_start|>",
         "audio_eos_token": "<|audio_end|>",
     },
+    PHI: {"image_token": "<|image|>", "audio_token": "<|audio|>"},
 }
 OTHER_MARKS = {"qwen2_audio": ("<|audio_bos|>", "<|audio_eos|>")}
 SHOWN = {
@@ -35,6 +37,7 @@ SHOWN = {
     "glmasr": "<|pad|>",
     "musicflamingo": "<sound>",
     "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
+    PHI: "<|audio|>",
 }
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_audio": ("Qwen2AudioProcessor", {}),
@@ -42,11 +45,16 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "glmasr": ("GlmAsrProcessor", {}),
     "musicflamingo": ("MusicFlamingoProcessor", {}),
     "qwen3_asr": ("Qwen3ASRProcessor", {}),
+    PHI: ("Phi4MultimodalProcessor", {}),
 }
 _EXTRACTOR = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "chunk_length": SECONDS}
 PREPROCESSORS: dict[str, dict[str, Any]] = dict.fromkeys(HEARING, _EXTRACTOR) | {
     "musicflamingo": _EXTRACTOR,
     "qwen3_asr": {**_EXTRACTOR, "feature_extractor_type": "Qwen3ASRFeatureExtractor"},
+    PHI: {
+        "image_processor_type": "Phi4MultimodalImageProcessor",
+        "feature_extractor_type": "Phi4MultimodalFeatureExtractor",
+    },
 }
 EAR = {
     "d_model": 32,
@@ -62,6 +70,8 @@ def config_of(name: str, text: dict[str, Any], token: Callable[[str], int]) -> A
     """A tiny configuration. ``text``: of the decoder."""
     mark = token(MARKS[name]["audio_token"])
     words = {"model_type": "qwen2", **text}
+    if name == PHI:
+        return phi_config(text, mark, token(MARKS[name]["image_token"]))
     if name == "qwen2_audio":
         ear = {"model_type": "qwen2_audio_encoder", **EAR}
         return transformers.Qwen2AudioConfig(audio_config=ear, text_config=words, audio_token_index=mark)
@@ -101,6 +111,26 @@ def config_of(name: str, text: dict[str, Any], token: Callable[[str], int]) -> A
         "max_position_embeddings": 50 * SECONDS,
     }
     return transformers.GlmAsrConfig(audio_config=ear, text_config={"model_type": "llama", **text}, audio_token_id=mark)
+
+
+def phi_config(text: dict[str, Any], mark: int, picture: int) -> Any:
+    """``text``: of the whole; its parts for sounds and pictures are small."""
+    inside = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    channels = {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 16}
+    return transformers.Phi4MultimodalConfig(
+        **{key: value for key, value in text.items() if key != "head_dim"},
+        original_max_position_embeddings=text["max_position_embeddings"],
+        sliding_window=None,
+        audio_config={**inside, **channels, "num_blocks": 2, "audio_token_id": mark},
+        vision_config={
+            **inside,
+            "num_hidden_layers": 2,
+            "image_size": 28,
+            "crop_size": 28,
+            "patch_size": 7,
+            "image_token_id": picture,
+        },
+    )
 
 
 def sound(seconds: float, seed: int, format: str = "WAV", rate: int = 16_000) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from engine_kit import Eager, Outcome
+from hearing_models import PHI
 from video_kit import watching
 from vision_models import BOTH, HEARD, SHOWN, make_seeing_model, save_processor, seeing_model, tokenizer_of
 
@@ -35,7 +36,7 @@ Part = str | bytes | list[int]  # of a prompt: text, a picture, or token ids
 @cache
 def loaded_of(name: str, watches: bool = False) -> LoadedModel:
     """The model with its eyes; its mode is removed again: a kit installs it for each of its steps. ``watches``: its
-    processor takes videos.
+    processor takes videos, or whatever else needs torchvision.
     """
     model = make_seeing_model(name) if watches else seeing_model(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ class SeeingKit:
         speculate: str = "off",
         watches: bool = False,
     ) -> None:
-        """``folder``: of a disk tier. ``watches``: the model takes videos."""
+        """``folder``: of a disk tier. ``watches``: see ``loaded_of``."""
         self.name = name
         self.loaded = loaded_of(name, watches)
         config = EngineConfig(
@@ -120,6 +121,7 @@ class SeeingKit:
             rows = iter(array("i", medium.ids))
             marks = {one.kind: one for one in self.facts.marks}.get(kind_of(part), self.facts.media_marks)
             frame = HEARD if self.name == BOTH and marks.kind == "audio" else SHOWN[self.name]
+            frame = marks.mark if self.name == PHI else frame
             if marks.kind == "video":
                 frame = frame.replace(self.facts.media_marks.mark, marks.mark)
             text = tokenizer_of(self.name).encode(frame.replace(marks.mark, medium.text), add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Videos for tests, and a processor of videos that needs no torchvision: what makes patches of frames for Qwen2-VL."""
+"""Videos for tests, and stand-ins for parts of processors that need torchvision."""
 
 from __future__ import annotations
 
@@ -55,18 +55,58 @@ class VideoPatches(dict[str, Any]):
         return torch.from_numpy(rows.copy()), grid
 
 
+class PictureCrops(dict[str, Any]):
+    """In the place of that of Phi-4 multimodal: each picture as a whole, and in squares side by side."""
+
+    side = 28
+
+    @staticmethod
+    def fetch_images(images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **options: Any) -> dict[str, Any]:
+        most = 1 + max(map(self._wide, images))
+        patches, rows = self.side // PATCH, self.side // PATCH // MERGE
+        counts = [rows * (rows * self._wide(one) + 1) + 1 + rows * (rows + 1) for one in images]
+        return {
+            "image_pixel_values": torch.stack([self._crops(one, most) for one in images]),
+            "image_sizes": torch.tensor([[self.side, self.side * self._wide(one)] for one in images]),
+            "image_attention_mask": torch.ones(len(images), most, patches, patches),
+            "num_img_tokens": counts,
+        }
+
+    @staticmethod
+    def _wide(picture: Any) -> int:
+        return max(1, round(picture.width / picture.height))
+
+    def _crops(self, picture: Any, most: int) -> torch.Tensor:
+        """``[most, 3, side, side]``, of which some are empty."""
+        wide = self._wide(picture)
+        made = torch.zeros(most, 3, self.side, self.side)
+        for number, width in ((0, self.side), (1, self.side * wide)):
+            pixels = np.asarray(picture.resize((width, self.side)), np.float32).transpose(2, 0, 1) / 127.5 - 1
+            parts = torch.from_numpy(pixels.copy()).split(self.side, -1)
+            made[number : number + len(parts)] = torch.stack(parts)
+        return made
+
+
 class _Watching:
     """In the place of ``AutoProcessor``."""
 
     @staticmethod
     def from_pretrained(folder: str) -> Any:
-        made = processor._without_videos(transformers.Qwen2VLProcessor).from_pretrained(folder)
+        named, _ = transformers.ProcessorMixin.get_processor_dict(folder)
+        if named["processor_class"] == "Phi4MultimodalProcessor":
+            made = processor._without(("image",), transformers.Phi4MultimodalProcessor).from_pretrained(folder)
+            made.image_processor = PictureCrops()
+            return made
+        made = processor._without(("video",), transformers.Qwen2VLProcessor).from_pretrained(folder)
         made.video_processor = VideoPatches()
         return made
 
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Processors that are read meanwhile take videos."""
+    """Processors that are read meanwhile take what otherwise needs torchvision."""
     with mock.patch.object(processor, "AutoProcessor", _Watching):
         yield

@@ -263,6 +263,7 @@ def make_seeing_model(name: str) -> Any:
     sees = name not in hearing_models.MARKS
     kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForSeq2SeqLM
     kind = transformers.Qwen2_5OmniThinkerForConditionalGeneration if name == BOTH else kind
+    kind = transformers.AutoModelForCausalLM if name == hearing_models.PHI else kind
     make = kind._from_config if name == BOTH else kind.from_config
     model = make(config_of(name), dtype=torch.float32).eval()
     with torch.no_grad():

@@ -15,7 +15,7 @@ from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.thinking import ThinkingState
 from scheduler.core.turn import Turn
 from scheduler.core.turn_limits import Limits
-from scheduler.media.media_store import MediaStore, UnknownMedium
+from scheduler.media.media_store import MediaStore, NotTogether, UnknownMedium
 from scheduler.protocol import Refused, Submit, unpack_ids
 
 log = logging.getLogger("warmturn.engine")
@@ -79,6 +79,8 @@ class InputProcessor:
             return Refused(
                 request.turn, "unknown_media", "A picture or sound of the prompt is not in memory; try again."
             )
+        except NotTogether:
+            return Refused(request.turn, "invalid_prompt", "The model takes media of one kind in a conversation.")
         except Exception as error:  # whatever the model's own code for positions raises
             log.error("the positions of a prompt with pictures or sounds could not be computed", exc_info=error)
             return Refused(request.turn, "invalid_prompt", "The model cannot take pictures or sounds in these places.")

@@ -156,7 +156,7 @@ class PackedMode(PagedMode):
         """Switch the language model to our attention function, where it has any. Raises Unsupported."""
         super().install()
         if any(layer.stores for layer in self.layers):
-            self._decoder.set_attn_implementation(self.attention.name)
+            self._attend_with(self.attention.name)
         if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
             raise Unsupported("the model's attention function cannot be replaced")
         for changed in (self.fusion, self.compiled):
@@ -169,7 +169,11 @@ class PackedMode(PagedMode):
             if changed is not None:
                 changed.remove()
         super().remove()
-        self._decoder.set_attn_implementation(self._previous)
+        self._attend_with(self._previous)
+
+    def _attend_with(self, attention: str) -> None:
+        """Set the attention function of the decoder's own layers, not that of encoders inside it."""
+        self._decoder.set_attn_implementation({"": attention})
 
     def masks(self, step: PackedStep) -> dict[str, Any]:
         """None: transformers builds no mask for an attention function that has no mask function. Models that take no
@@ -188,12 +192,12 @@ class PackedMode(PagedMode):
     @contextmanager
     def own_attention(self) -> Iterator[None]:
         """See ``PagedMode``."""
-        self._decoder.set_attn_implementation(self._previous)
+        self._attend_with(self._previous)
         try:
             with self.uncompiled():
                 yield
         finally:
-            self._decoder.set_attn_implementation(self.attention.name)
+            self._attend_with(self.attention.name)
 
     def learn(self) -> bool:
         """Layers that handed on exactly what the cache gave them may read their pages in place."""

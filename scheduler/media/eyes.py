@@ -10,11 +10,12 @@ from scheduler.media.sight import Sight
 
 @dataclass(frozen=True)
 class Eyes:
-    """``others``: for further kinds of media, in the same prompts."""
+    """``others``: for further kinds of media, in the same prompts; or if ``apart``, in prompts of their own."""
 
     processor: Processor
     sight: Sight
     others: tuple[Eyes, ...] = ()
+    apart: bool = False
 
     @property
     def every(self) -> tuple[Eyes, ...]:

@@ -23,6 +23,10 @@ from scheduler.media.sight import EncodedRows, Sight
 BUDGET = 1 << 30  # bytes of media and rows that are kept
 
 
+class NotTogether(Exception):
+    """The media of a timeline are of several kinds, and the model takes one kind in each."""
+
+
 class UnknownMedium(Exception):
     """A timeline has rows of a medium that is not known here."""
 
@@ -75,6 +79,7 @@ class MediaStore:
         """``files``: None without a disk tier. ``fingerprint``: of the model."""
         self._eyes = {one.kind: one for one in eyes.every}
         self._joint = JointSight([one.sight for one in eyes.every]) if eyes.others else eyes.sight
+        self._apart = eyes.apart
         self.sight = eyes.sight
         self.files = files
         self._model = fingerprint
@@ -122,7 +127,9 @@ class MediaStore:
         return known
 
     def place(self, tenant: str, ids: array[int], digests: Sequence[str]) -> TimelineMedia:
-        """The media of a timeline with media ids, which are among ``digests``. Raises UnknownMedium."""
+        """The media of a timeline with media ids, which are among ``digests``. Raises UnknownMedium and
+        NotTogether.
+        """
         media = [found for digest in dict.fromkeys(digests) if (found := self.find(tenant, digest)) is not None]
         by_first = {medium.ids[0]: medium for medium in media}
         numbers = np.frombuffer(ids, np.int32)
@@ -138,6 +145,8 @@ class MediaStore:
                 raise UnknownMedium
             placed.append(PlacedMedium(medium, mine))
             at += len(mine)
+        if self._apart and len({one.medium.eyes.kind for one in placed if isinstance(one.medium, Medium)}) > 1:
+            raise NotTogether
         return self._joint.place(ids, placed, [one.medium.kept for one in placed if isinstance(one.medium, Medium)])
 
     def keep(self, owner: Owner, media: TimelineMedia) -> None:

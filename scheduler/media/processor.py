@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -16,9 +17,10 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from cache.error_line import first_line
 from scheduler.extras import install_command
-from scheduler.media.senses import PICTURES, VIDEOS, Sense, decode_picture, decode_sound
+from scheduler.media.senses import PICTURES, SOUNDS, VIDEOS, Sense, decode_picture, decode_sound
 from scheduler.media.video_frames import decode_video
 
+_PART = re.compile("(video|image)_processor$")
 _TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"})
 
 
@@ -42,11 +44,13 @@ class Processor:
     def __init__(self, processor: Any, sense: Sense = PICTURES) -> None:
         """Raises NoProcessor."""
         mark = getattr(processor, sense.mark, None)
-        if not isinstance(mark, str) or getattr(processor, sense.part, None) is None:
+        part = next((one for name in sense.parts if (one := getattr(processor, name, None)) is not None), None)
+        if not isinstance(mark, str) or part is None:
             raise NoProcessor(f"its processor has no mark for {sense.noun}s")
         self.mark = mark
         self.sense = sense
         self._processor = processor
+        self._part: Any = part
 
     @cached_property
     def fingerprint(self) -> str:
@@ -64,7 +68,7 @@ class Processor:
     @property
     def rate(self) -> int:
         """Samples of a sound in a second."""
-        return int(getattr(self._processor.feature_extractor, "sampling_rate"))  # noqa: B009
+        return int(self._part.sampling_rate)
 
     def process(self, data: Sequence[bytes]) -> Processed:
         """Encoded media, one after the other with nothing between. Raises ValueError for bytes that are none, and for a
@@ -79,7 +83,7 @@ class Processor:
             return self._process([one.frames for one in videos], {"video_metadata": told, **chosen})
         sounds = [decode_sound(one, self.rate) for one in data]
         made = self._process(sounds, {"sampling_rate": self.rate})
-        window = int(getattr(self._processor.feature_extractor, "chunk_length", 0) * self.rate)
+        window = int(getattr(self._part, "chunk_length", 0) * self.rate)
         if 0 < window < max(map(len, sounds)):  # some cut it off there without a word, others hear it in pieces
             cut = self._process([sound[:window] for sound in sounds], {"sampling_rate": self.rate})
             if cut.text == made.text:
@@ -108,7 +112,9 @@ def read_processor(model: str, settings: Any, sense: Sense = PICTURES) -> Proces
         raise NoProcessor(f"{sense.noun}s need a library: {install_command('media')}")
     readers: list[Callable[[], Any]] = [lambda: AutoProcessor.from_pretrained(model)]
     if sense is not VIDEOS:
-        readers.append(lambda: _without_videos(_class_of(model, settings)).from_pretrained(model))
+        readers.append(lambda: _without(("video",), _class_of(model, settings)).from_pretrained(model))
+    if sense is SOUNDS:
+        readers.append(lambda: _without(("video", "image"), _class_of(model, settings)).from_pretrained(model))
     reason = "none can be loaded"
     for read in readers:
         try:
@@ -126,10 +132,10 @@ def _class_of(model: str, settings: Any) -> Any:
     return getattr(transformers, named["processor_class"])
 
 
-def _without_videos(kind: Any) -> Any:
-    """The class of a processor, for all but videos: those need torchvision."""
+def _without(kinds: Sequence[str], kind: Any) -> Any:
+    """The class of a processor, for all but media of these kinds: what prepares them may need torchvision."""
     parts = kind.get_attributes()
-    names = [name for name in parts if "video" not in name]
+    names = [name for name in parts if not any(one in name for one in kinds)]
     members: dict[str, Any] = {"get_attributes": classmethod(lambda cls: names)}
     wanted = inspect.signature(kind.__init__).parameters
     if all(wanted[name].default is not inspect.Parameter.empty for name in parts if name not in names):
@@ -144,10 +150,13 @@ def _without_videos(kind: Any) -> Any:
 
 
 class _Lenient(ProcessorMixin):  # type: ignore[misc]
-    """A processor that is told that it has no part for videos."""
+    """A processor that is told that it has no part for some kinds of media."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
-        super().__init__(*parts, **{n: one for n, one in settings.items() if one is not None or "video" not in n})
+        there = [one for one in parts if one is not None]
+        own = {*self.get_attributes()}  # of others, None is a setting like any other
+        lacking = {name for name, one in settings.items() if one is None and name not in own and _PART.search(name)}
+        super().__init__(*there, **{name: one for name, one in settings.items() if name not in lacking})
 
 
 def to_device(inputs: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

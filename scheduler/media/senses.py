@@ -16,17 +16,17 @@ MOST_SECONDS = 3600  # of a sound that is decoded here
 @dataclass(frozen=True)
 class Sense:
     """``kind``: as media are called; ``noun``: for people. ``argument``: of a processor, that takes some; ``mark``: its
-    attribute with what a prompt has for one; ``part``: its attribute with what prepares them. ``inputs``: arguments of
-    a model's forward, of which it has one. ``modality``: their number among kinds of tokens. ``libraries`` that decode
-    them. ``encode``: the method that runs a model's encoder, and ``output`` the name under which its forward takes what
-    that has made; empty: there is none.
+    attribute with what a prompt has for one; ``parts``: its attributes with what prepares them, of which it has one.
+    ``inputs``: arguments of a model's forward, of which it has one. ``modality``: their number among kinds of tokens.
+    ``libraries`` that decode them. ``encode``: the method that runs a model's encoder, and ``output`` the name under
+    which its forward takes what that has made; empty: there is none.
     """
 
     kind: str
     noun: str
     argument: str
     mark: str
-    part: str
+    parts: tuple[str, ...]
     inputs: tuple[str, ...]
     modality: int
     libraries: tuple[str, ...]
@@ -44,8 +44,8 @@ PICTURES = Sense(
     "picture",
     "images",
     "image_token",
-    "image_processor",
-    ("pixel_values",),
+    ("image_processor",),
+    ("pixel_values", "image_pixel_values"),
     1,
     ("PIL",),
     "get_image_features",
@@ -56,7 +56,7 @@ VIDEOS = Sense(
     "video",
     "videos",
     "video_token",
-    "video_processor",
+    ("video_processor",),
     ("pixel_values_videos",),
     2,
     ("PIL",),
@@ -68,8 +68,8 @@ SOUNDS = Sense(
     "sound",
     "audio",
     "audio_token",
-    "feature_extractor",
-    ("input_features", "input_values"),
+    ("feature_extractor", "audio_processor"),
+    ("input_features", "input_values", "audio_input_features"),
     3,
     ("soundfile", "soxr"),
 )

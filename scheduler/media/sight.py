@@ -1,5 +1,5 @@
-"""``Sight``: how pictures enter a model, and ``Hearing``: how sounds do. Its encoder is run once per picture; each step
-gets the rows of the pictures that it feeds, and explicit positions, so that steps of several sessions can be packed.
+"""``Sight``: how media of one kind enter a model. Its encoder is run once per medium; each step gets the rows of the
+media that it feeds, and explicit positions, so that steps of several sessions can be packed.
 
 What holds for a model is measured at load (``scheduler.model.media_probe``), not looked up.
 """
@@ -18,9 +18,10 @@ import torch
 from cache.media_ids import MEDIA
 from cache.memory.stream import put
 from cache.pages.timeline_media import BothWays, FedRows, PlacedMedium, TimelineMedia
+from scheduler.media.caught_rows import NotCaught, caught_rows
 from scheduler.media.overlay import Overlay, laid_rows
 from scheduler.media.processor import Processed, to_device
-from scheduler.media.senses import PICTURES, SOUNDS, Sense
+from scheduler.media.senses import SOUNDS, Sense
 
 _POSITIONS = "get_rope_index"  # transformers' name for what tells positions of several axes
 _LENGTHS = "audio_seqlens"  # its argument with the frames of each sound
@@ -87,9 +88,9 @@ class Way:
 class Sight:
     """A model's encoder and the way in which its rows are merged. ``placeholder``: the token that stands for a row."""
 
-    def __init__(self, model: Any, sense: Sense = PICTURES) -> None:
-        """Raises Blind."""
-        self.model, self.sense = model, sense
+    def __init__(self, model: Any, sense: Sense, decoder: Any) -> None:
+        """``decoder``: the module that takes ``inputs_embeds``. Raises Blind."""
+        self.model, self.sense, self._decoder = model, sense, decoder
         self.accepts = inspect.signature(model.forward).parameters
         if not any(name in self.accepts for name in self.sense.inputs):
             raise Blind(f"its forward takes no {' or '.join(self.sense.inputs)}")
@@ -118,9 +119,9 @@ class Sight:
     @torch.inference_mode()
     def _encode(self, processed: Processed) -> EncodedRows:
         """Run the encoder on one picture. Raises what the model does, and Blind."""
-        owner = _owner(self.model, self.sense.encode)
+        owner = _owner(self.model, self.sense.encode) if self.sense.encode else None
         if owner is None:
-            raise Blind("its encoder cannot be run by itself")
+            return EncodedRows(self._caught(processed), (), None)
         encode = getattr(owner, self.sense.encode)
         arguments = inspect.signature(encode).parameters
         taken = {name: value for name, value in processed.inputs.items() if name in arguments}
@@ -136,12 +137,28 @@ class Sight:
         whole = _flat(rows) if rows is not None else parts[0]  # some are only added behind layers
         return EncodedRows(whole, parts, _Shape.of(out, rows, tuple(levels)))
 
+    def _caught(self, processed: Processed) -> torch.Tensor:
+        """The rows of one medium, of a model that makes them within its forward only."""
+        ids = torch.tensor([processed.ids], device=self.model.device)
+        taken = {name: value for name, value in processed.inputs.items() if name in self.accepts}
+        taken = to_device(taken, self.model.device, self.model.dtype)
+        if "attention_mask" in self.accepts:
+            taken["attention_mask"] = torch.ones_like(ids)
+        try:
+            return caught_rows(self.model, self._decoder, ids, taken)
+        except NotCaught as reason:
+            raise Blind(str(reason)) from None
+
     def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Of a picture's inputs those that its positions depend on."""
+        """Of a medium's inputs those that its positions depend on; of a sound, how many frames it has, too."""
         if self._positions_owner is None:
             return {}
         wanted = inspect.signature(getattr(self._positions_owner, _POSITIONS)).parameters
-        return {name: value for name, value in inputs.items() if name in wanted}
+        found = {name: value for name, value in inputs.items() if name in wanted}
+        mask = next((value for name, value in inputs.items() if name.endswith("attention_mask")), None)
+        if self.sense is SOUNDS and mask is not None and _LENGTHS in wanted:
+            found[_LENGTHS] = mask.sum(-1)
+        return found
 
     # -- a timeline -------------------------------------------------------------------------------------------------
 
@@ -218,60 +235,6 @@ class Sight:
             else:
                 found.append(np.tile(np.arange(part.start, part.stop), (axes, 1)))
         return put(np.concatenate(found, 1)[:, None], device)
-
-
-class Hearing(Sight):
-    """The same for sounds. Encoders of sounds have no common method: what the model has made of one is seen where it
-    gives its decoder embeddings, at the tokens that stand for the sound.
-    """
-
-    def __init__(self, model: Any, decoder: Any) -> None:
-        """``decoder``: the module that takes ``inputs_embeds``. Raises Blind."""
-        super().__init__(model, SOUNDS)
-        self._decoder = decoder
-
-    def position_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Of a sound's inputs those that positions depend on: how many frames it has, in what masks them."""
-        found = super().position_inputs(inputs)
-        mask = next((value for name, value in inputs.items() if name.endswith("attention_mask")), None)
-        owner = self._positions_owner
-        if owner is None or mask is None or _LENGTHS not in inspect.signature(getattr(owner, _POSITIONS)).parameters:
-            return found
-        return {**found, _LENGTHS: mask.sum(-1)}
-
-    @torch.inference_mode()
-    def _encode(self, processed: Processed) -> EncodedRows:
-        """Run the encoder on one sound, and not the decoder. Raises what the model does, and Blind."""
-        ids = torch.tensor([processed.ids], device=self.model.device)
-        taken = {name: value for name, value in processed.inputs.items() if name in self.accepts}
-        taken = to_device(taken, self.model.device, self.model.dtype)
-        if "attention_mask" in self.accepts:
-            taken["attention_mask"] = torch.ones_like(ids)
-        hook = self._decoder.register_forward_pre_hook(_catch, with_kwargs=True)
-        try:
-            self.model(input_ids=ids, use_cache=False, return_dict=True, **taken)
-        except _Caught as caught:
-            embedded = caught.embedded
-        else:
-            raise Blind("its decoder is not run")
-        finally:
-            hook.remove()
-        if embedded is None:
-            raise Blind("its decoder takes no embeddings")
-        own = self.model.get_input_embeddings()(ids)
-        return EncodedRows(embedded[0][(embedded != own).any(-1)[0]].clone(), (), None)
-
-
-class _Caught(BaseException):
-    """What a decoder was given; no code that handles errors stops it."""
-
-    def __init__(self, embedded: torch.Tensor | None) -> None:
-        super().__init__()
-        self.embedded = embedded
-
-
-def _catch(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    raise _Caught(kwargs.get("inputs_embeds"))
 
 
 class _LayerRows(NamedTuple):

@@ -28,9 +28,9 @@ def find_eyes(
     model: Any, name: str, verdict: Verdict, page_size: int, rope: LongRope | None, divided: bool
 ) -> tuple[Eyes | None, str]:
     """The eyes of a model, and why it has none; neither for a model of text. ``name``: its hub id or folder. Several
-    kinds of media are taken only if they are exact in one prompt.
+    kinds of media are taken in one prompt only if that is exact.
     """
-    reasons, found = [], list[Eyes]()
+    reasons, found, apart = [], list[Eyes](), False
     tolerance = max(TOLERANCE.get(model.dtype, 6e-2), 2 * verdict.error)
     for sense in senses_of(model):
         try:
@@ -39,8 +39,9 @@ def find_eyes(
             processor = read_processor(name, model.config, sense)
             sight = look(verdict.mode, processor, page_size, rope, tolerance)
             eyes = Eyes(processor, sight)
-            if found:
-                look_together(verdict.mode, [*found, eyes], page_size, rope, tolerance)
+            if found and (obstacle := look_together(verdict.mode, [*found, eyes], page_size, rope, tolerance)):
+                log.info("the model takes media of one kind in a conversation: %s", obstacle)
+                apart = True
         except (NoProcessor, Blind) as reason:
             log.info("the model takes no %ss here: %s", sense.noun, reason)
             reasons.append(str(reason))
@@ -49,4 +50,4 @@ def find_eyes(
         found.append(eyes)
     if not found:
         return None, "; ".join(reasons)
-    return Eyes(found[0].processor, found[0].sight, tuple(found[1:])), ""
+    return Eyes(found[0].processor, found[0].sight, tuple(found[1:]), apart), ""

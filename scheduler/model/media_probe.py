@@ -5,19 +5,17 @@ session of text only, against one forward of the model's own code over all of it
 from __future__ import annotations
 
 import inspect
-import io
-import wave
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from cache.error_line import first_line
-from cache.media_frames import join_frames
 from cache.media_ids import MEDIA, media_ids
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import PagePool
@@ -30,14 +28,13 @@ from scheduler.forward.modes import PagedMode, language_model
 from scheduler.forward.rope import LongRope
 from scheduler.media.eyes import Eyes
 from scheduler.media.joint_sight import JointSight
+from scheduler.media.made_up_media import SIZES, made_up_media, made_up_picture
 from scheduler.media.processor import Processed, Processor, to_device
-from scheduler.media.senses import PICTURES, SOUNDS
-from scheduler.media.sight import Blind, EncodedRows, Hearing, Sight
+from scheduler.media.senses import PICTURES
+from scheduler.media.sight import Blind, EncodedRows, Sight
 from scheduler.model.measurement import make_session, random_tokens, reference_logits, relative_error
 from scheduler.model.runner import ModelRunner
 
-_SIZES = ((64, 48), (48, 96), (120, 120))  # of the made-up pictures, in pixels
-_SECONDS = (1.1, 1.1, 0.7)  # of the made-up sounds; two that are as long need no padding in one forward
 _TEXTS = (6, 5, 6, 3, 4)  # tokens before, between and behind two of them
 _BESIDE = 26  # tokens of the session without pictures
 
@@ -67,15 +64,18 @@ def look(mode: Mode, processor: Processor, page_size: int, rope: LongRope | None
             ) from error
 
 
-def look_together(mode: Mode, eyes: Sequence[Eyes], page_size: int, rope: LongRope | None, tolerance: float) -> None:
-    """Let media of all these kinds enter an installed ``mode`` in one prompt. Raises Blind with the reason if that is
-    not exact; the mode is then as it was with the kinds before the last one.
+def look_together(mode: Mode, eyes: Sequence[Eyes], page_size: int, rope: LongRope | None, tolerance: float) -> str:
+    """Let media of all these kinds enter an installed ``mode``. Returns why they may not be in one timeline, empty if
+    they may. Raises Blind with the reason if not even steps of several sessions, each with media of one kind, are
+    exact; the mode is then as it was with the kinds before the last one.
     """
     assert isinstance(mode, _Sighted)
     before = _joined(eyes[:-1])
     with _unchanged(mode.model):
         try:
-            mode.sight = _JointTrial(mode, eyes, page_size, rope).choose_joint(tolerance)
+            trial = _JointTrial(mode, eyes, page_size, rope)
+            mode.sight, obstacle = trial.choose_joint(tolerance)
+            return obstacle
         except Blind:
             mode.sight = before
             raise
@@ -105,8 +105,8 @@ class _MadeUp:
 
 
 class _Chat(NamedTuple):
-    """A made-up timeline with media: ``stops`` are the lengths up to which it is fed in turn, ``expected`` the logits
-    of the model's own forward over all of it.
+    """A made-up timeline, with media or none: ``stops`` are the lengths up to which it is fed in turn, ``expected`` the
+    logits of the model's own forward over all of it.
     """
 
     media: tuple[_MadeUp, ...]
@@ -127,9 +127,8 @@ class _SightTrial:
         self, mode: PagedMode | AloneMode, processor: Processor, page_size: int, rope: LongRope | None
     ) -> None:
         self.mode, self._rope, self._page_size, self._processor = mode, rope, page_size, processor
-        hears = processor.sense is SOUNDS
-        self.sight = Hearing(mode.model, language_model(mode.model)) if hears else Sight(mode.model, processor.sense)
-        self._made = [self._make(one) for one in _made_up(processor)]
+        self.sight = Sight(mode.model, processor.sense, language_model(mode.model))
+        self._made = [self._make(one) for one in made_up_media(processor)]
         self.sight.placeholder = self._placeholder(processor.added)
         self._prepare(mode)
         self._chats = [self._chat(self._made[:2])]
@@ -137,8 +136,9 @@ class _SightTrial:
     def _prepare(self, mode: _Sighted) -> None:
         """Texts, and a session of text only."""
         self._texts = [part.tolist() for part in random_tokens(mode.model, _TEXTS)]
-        self._beside = random_tokens(mode.model, (_BESIDE,))[0]
-        self._alone = self._plainly(lambda: reference_logits(mode.model, make_session(self._beside, None)))
+        beside = random_tokens(mode.model, (_BESIDE,))[0]
+        alone = self._plainly(lambda: reference_logits(mode.model, make_session(beside, None)))
+        self._text_chat = _Chat((), beside, [], alone)
 
     def choose(self, tolerance: float) -> Sight:
         """The first way that is right. Raises Blind."""
@@ -179,7 +179,7 @@ class _SightTrial:
 
     def _encodes_alike_together(self) -> bool:
         """Whether two pictures of one size have the same rows together as each alone."""
-        pair = [_picture(*_SIZES[1], seed) for seed in (1, 2)]
+        pair = [made_up_picture(*SIZES[1], seed) for seed in (1, 2)]
         try:
             rows = self.sight.encode(self._processor.process(pair)).rows
         except Exception:  # whatever a processor or an encoder raises of several at once
@@ -246,44 +246,53 @@ class _SightTrial:
         logits: torch.Tensor = model(input_ids=ids, use_cache=False, return_dict=True, **given).logits[0]
         return logits
 
-    def _measure(self, chat: _Chat) -> float:
-        """The worst error of both sessions, over chunks of a prompt that end within pictures, and resumed turns."""
-        size = self._page_size
-        slots = -(-len(chat.ids) // size) + -(-len(self._beside) // size) + 2
+    def _measure(self, chat: _Chat, beside: _Chat | None = None) -> float:
+        """The worst error of the sessions of two timelines, over chunks of a prompt that end within media, and resumed
+        turns. ``beside``: one of text by default.
+        """
+        beside, size = beside or self._text_chat, self._page_size
+        slots = -(-len(chat.ids) // size) + -(-len(beside.ids) // size) + 2
         tier = MemoryTier(slots, size, self.mode.model.device)
         store = SessionStore(
             PagePool(tier, MemoryTier(0, size, torch.device("cpu"))), 0 if self.mode.stateful else None
         )
         runner = ModelRunner(self.mode, tier, self._rope)
-        seeing, reading = self._begin(chat.ids, store), self._begin(self._beside, store)
-        placed = [PlacedMedium(*pair) for pair in zip(chat.media, chat.places, strict=True)]
-        kept = [one.sight.position_inputs(one.inputs) for one in chat.media]
-        assert self.mode.sight is not None
-        seeing.media = self.mode.sight.place(chat.ids, placed, kept)
+        first, second = self._begin(chat, store), self._begin(beside, store)
         found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for stop in chat.stops:
-            count = self._feed(seeing, stop)
-            work = [(seeing, count)] if count else []
-            left = len(self._beside) - reading.length
-            beside = min(left, 7 if stop < len(chat.ids) - 3 else 1)
-            work = [(reading, beside), *work] if beside and stop % 2 else [*work, *([(reading, beside)] * bool(beside))]
+            fed = self._feed(first, stop)
+            more = second.length + (7 if stop < len(chat.ids) - 3 else 1)
+            other = self._feed(second, min(more, len(beside.ids)))
+            work = [(session, count) for session, count in ((first, fed), (second, other)) if count]
             if not work:
                 continue
-            logits = runner.run(work, range(sum(fed for _, fed in work)))
-            for (session, fed), part in zip(work, torch.split(logits, [fed for _, fed in work]), strict=True):
-                found[session is reading].append(part[:fed])
-        seen, read = (torch.cat(parts) for parts in found)
-        return max(relative_error(seen, chat.expected.float()), relative_error(read, self._alone[: len(read)].float()))
+            work = work[:: -1 if stop % 2 else 1]
+            logits = runner.run(work, range(sum(count for _, count in work)))
+            for (session, count), part in zip(work, torch.split(logits, [count for _, count in work]), strict=True):
+                found[session is second].append(part[:count])
+        compared = zip(found, (chat, beside), strict=True)
+        return max(self._error(torch.cat(parts), one.expected) for parts, one in compared if parts)
 
-    def _begin(self, ids: array[int], store: SessionStore) -> SessionCache:
-        session = make_session(ids, None)
+    @staticmethod
+    def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+        """Of the logits of the first tokens of a timeline."""
+        return relative_error(found, expected[: len(found)].float())
+
+    def _begin(self, chat: _Chat, store: SessionStore) -> SessionCache:
+        session = make_session(chat.ids, None)
         session.stateful = self.mode.stateful
         session.warm = session.running = True
-        store.reserve(session, len(ids))
+        store.reserve(session, len(chat.ids))
+        if chat.media:
+            placed = [PlacedMedium(*pair) for pair in zip(chat.media, chat.places, strict=True)]
+            kept = [one.sight.position_inputs(one.inputs) for one in chat.media]
+            assert self.mode.sight is not None
+            session.media = self.mode.sight.place(chat.ids, placed, kept)
         return session
 
     @staticmethod
     def _feed(session: SessionCache, stop: int) -> int:
+        """How many tokens the session feeds to be ``stop`` long, or less long: some must be fed together."""
         count = stop - session.length
         return session.media.feedable(session.length, count) if session.media is not None and count > 0 else count
 
@@ -294,21 +303,28 @@ class _JointTrial(_SightTrial):
     def __init__(self, mode: _Sighted, eyes: Sequence[Eyes], page_size: int, rope: LongRope | None) -> None:
         self.mode, self._rope, self._page_size = mode, rope, page_size
         self._joint = JointSight([one.sight for one in eyes])
-        media = []
+        self._media = []
         for one in eyes:
             self.sight, self._processor = one.sight, one.processor
-            media.append(self._make(_made_up(one.processor)[0]))
+            self._media.append(self._make(made_up_media(one.processor)[0]))
         self._prepare(mode)
-        self._chats = [self._chat(order) for order in (media, media[::-1])]
 
-    def choose_joint(self, tolerance: float) -> JointSight:
-        """The way of all kinds. Raises Blind if it is not right."""
+    def choose_joint(self, tolerance: float) -> tuple[JointSight, str]:
+        """The way of all kinds, and why they may not be in one timeline. Raises Blind if it is not right even so."""
         self.mode.sight = self._joint
-        error = max(self._measure(chat) for chat in self._chats)
+        nouns = " and ".join(f"{sight.sense.noun}s" for sight in self._joint.sights)
+        try:
+            error = max(self._measure(self._chat(order)) for order in (self._media, self._media[::-1]))
+            if error <= tolerance:
+                return self._joint, ""
+            obstacle = f"{nouns} in one prompt give other results: error {error:.1e}"
+        except Exception as failure:  # whatever a model raises of several kinds in one prompt
+            obstacle = f"its own forward fails with {nouns} in one prompt: {first_line(failure, 160)}"
+        chats = [self._chat([one]) for one in self._media]
+        error = max(self._measure(*pair) for pair in permutations(chats, 2))
         if error > tolerance:
-            nouns = " and ".join(f"{sight.sense.noun}s" for sight in self._joint.sights)
-            raise Blind(f"{nouns} in one prompt give other results: error {error:.1e}")
-        return self._joint
+            raise Blind(f"{obstacle}; in one step: error {error:.1e}")
+        return self._joint, obstacle
 
     def _inputs(self, media: Sequence[_MadeUp]) -> dict[str, Any]:
         return {name: value for one in media for name, value in one.inputs.items()}
@@ -318,40 +334,6 @@ def _places(ids: array[int], media: Sequence[_MadeUp]) -> list[np.ndarray[Any, A
     """The positions of the rows of each of ``media``, which stand in ``ids`` in this order."""
     marked = np.flatnonzero(np.asarray(ids) >= MEDIA)
     return np.split(marked, np.cumsum([len(one.rows.rows) for one in media])[:-1])
-
-
-def _made_up(processor: Processor) -> list[bytes]:
-    """Media of three sizes."""
-    if processor.sense is SOUNDS:
-        return [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
-    return [_picture(*size) if processor.sense is PICTURES else _video(*size) for size in _SIZES]
-
-
-def _video(width: int, height: int) -> bytes:
-    """Four frames of random pixels, as a client sends them."""
-    return join_frames(_picture(width, height, seed) for seed in range(4))
-
-
-def _picture(width: int, height: int, seed: int = 0) -> bytes:
-    """A PNG of random pixels."""
-    from PIL import Image
-
-    pixels = np.random.default_rng((width, seed)).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def _sound(seed: int, seconds: float, rate: int) -> bytes:
-    """A WAV file of noise."""
-    samples = np.random.default_rng(seed).normal(0, 3000, round(seconds * rate))
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(samples.clip(-32768, 32767).astype("<i2").tobytes())
-    return buffer.getvalue()
 
 
 @contextmanager

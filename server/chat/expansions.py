@@ -101,6 +101,9 @@ def media_of(facts: ModelFacts, messages: Sequence[LoggedMessage]) -> PromptMedi
     if lacking or expander is None:
         told = " and ".join(NAMES[kind] for kind in lacking or sorted({*kinds.values()}))
         raise bad_request(f"This model does not take {told}.", "messages", "unsupported_value")
+    if facts.media_apart and len({*kinds.values()}) > 1:
+        told = " or ".join(NAMES[kind] for kind in sorted({*kinds.values()}))
+        raise bad_request(f"This model takes {told} in one conversation, not both.", "messages", "unsupported_value")
     if any(one.mark in message.content for message in messages for one in marks.values()):
         raise _as_error()
     return PromptMedia(marks, expander(kinds))

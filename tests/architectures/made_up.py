@@ -22,6 +22,7 @@ from scheduler.media.senses import PICTURES, SOUNDS, Sense
 
 SIZES = 3  # of pictures
 _ENCODE = {PICTURES.kind: ("get_image_features",), SOUNDS.kind: ("get_audio_features", "get_speech_features")}
+COUNTED = {PICTURES.kind: "num_img_tokens", SOUNDS.kind: "audio_embed_sizes"}
 _NAMES = {
     PICTURES.kind: (
         "image_token_id image_token_index media_placeholder_token_id img_token_id image_pad_token_id vision_token_id "
@@ -122,6 +123,9 @@ def size_of(data: bytes) -> int:
 def join(made: list[dict[str, Any]]) -> dict[str, Any]:
     """The inputs of several media as one batch, smaller pictures padded."""
     joined: dict[str, Any] = {}
+    if len(made) > 1 and "audio_input_features" in made[0]:  # of one sound there is no mask
+        lengths = torch.tensor([one["audio_input_features"].shape[1] for one in made])
+        joined["audio_attention_mask"] = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     for name, first in made[0].items():
         values = [one[name] for one in made]
         if name == "pixel_values" and "target_sizes" in made[0]:
@@ -142,7 +146,8 @@ def _padded(value: torch.Tensor, largest: list[int]) -> torch.Tensor:
 
 
 def _placeholder(config: Any, sense: Sense) -> int:
-    for part in (config, getattr(config, "thinker_config", config), config.get_text_config()):
+    ear = "vision_config" if sense is PICTURES else "audio_config"
+    for part in (config, getattr(config, "thinker_config", config), config.get_text_config(), getattr(config, ear, 0)):
         for name in _NAMES[sense.kind]:
             value = getattr(part, name, None)
             if isinstance(value, int) and value >= 0:
@@ -173,6 +178,8 @@ def _encoder(model: Any, sense: Sense) -> tuple[Callable[..., int], dict[str, An
     tower = next((found for one in inside if (found := getattr(one, "audio_tower", None)) is not None), None)
     if sense is SOUNDS and tower is not None:
         return (lambda **given: _heard(tower, **given)), dict(accepts)
+    if "image_pixel_values" in accepts:  # its processors tell how many rows it makes
+        return (lambda **given: int(given[COUNTED[sense.kind]][0])), {**accepts, COUNTED[sense.kind]: None}
     raise NoEncoder("its encoder cannot be run by itself")
 
 

@@ -25,13 +25,6 @@ MEDIA_ENTRIES: tuple[str, ...] = tuple(sorted(MODEL_FOR_MULTIMODAL_LM_MAPPING_NA
 _TIMM = "its encoder is one of timm, which needs torchvision"
 UNBUILT = {"fast_vlm": _TIMM, "gemma3n": _TIMM, "perception_lm": _TIMM}
 
-# Why an entry whose forward names its pictures and sounds otherwise is refused, beyond the names.
-_JOINT = (
-    "its forward takes image_pixel_values and audio_input_features, names that are not known; and it projects a sound "
-    "otherwise if the same call has a picture, so what it makes of a sound is not of the sound alone"
-)
-OTHERWISE = {"phi4_multimodal": _JOINT}
-
 CONTEXT = 1024
 _UNSAID = frozenset({"transformers_version", "_name_or_path", "dtype", "model_type"})
 

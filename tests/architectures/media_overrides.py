@@ -107,6 +107,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         model_args={"embed_dim": 192, "img_size": [64, 64], "depth": 2, "ref_feat_shape": [4, 4], "global_pool": ""},
     ),
     "paligemma": {"projection_dim": 64, **_eye(image_size=56, projection_dim=64)},
+    "phi4_multimodal": {
+        **_eye(image_size=28, crop_size=28, patch_size=7, num_hidden_layers=2),
+        "audio_config": {"nemo_conv_channels": 16, "num_blocks": 2},
+    },
     "qwen2_5_omni_thinker": {
         **_eye(window_size=56),
         **_words(rope_parameters=_axes(2, 3, 3)),

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -105,7 +107,9 @@ class MediaOracle(Oracle):
     def __init__(self, model: Any, eyes: Eyes) -> None:
         self._eyes = eyes
         self._by_first: dict[int, bytes] = {}
-        self.together = eyes.sight.sense is not PICTURES or _encodes_together(eyes)
+        self._extension = getattr(getattr(model, "model", None), "embed_tokens_extend", None)
+        known = eyes.sight.sense is not PICTURES and self._extension is None
+        self.together = known or _encodes_together(eyes)
         super().__init__(model)
 
     def show(self, ids: Sequence[int], data: bytes) -> None:
@@ -137,7 +141,11 @@ class MediaOracle(Oracle):
 
     @contextmanager
     def _encoding(self, media: Sequence[bytes]) -> Iterator[None]:
-        """The model's encoder gets each picture in a call of its own: of several in one it makes other rows."""
+        """The model's encoder gets each medium in a call of its own: of several in one it makes other rows."""
+        if self._extension is not None:
+            with mock.patch.object(self._extension, "forward", partial(self._extended, media, self._extension.forward)):
+                yield
+            return
         inside = (getattr(self._model, "model", None), self._model)
         owner: Any = next(one for one in inside if hasattr(type(one), "get_image_features"))
         encode = owner.get_image_features
@@ -158,6 +166,18 @@ class MediaOracle(Oracle):
             yield
         finally:
             del owner.get_image_features
+
+    def _extended(self, media: Sequence[bytes], merge: Any, ids: torch.Tensor, embeds: torch.Tensor, **_: Any) -> Any:
+        """What stands in place of embeddings, medium after medium: each is merged where only its rows are marked."""
+        eyes, places = self._eyes, (ids[0] == self._eyes.sight.placeholder).nonzero()[:, 0]
+        for one in media:
+            made = eyes.processor.process([one])
+            mine, places = places.split([n := made.ids.count(eyes.sight.placeholder), len(places) - n])
+            only = torch.zeros_like(ids)
+            only[0, mine] = eyes.sight.placeholder
+            takes = inspect.signature(merge).parameters
+            embeds = merge(only, embeds, **{name: value for name, value in made.inputs.items() if name in takes})
+        return embeds
 
 
 def _encodes_together(eyes: Eyes) -> bool:

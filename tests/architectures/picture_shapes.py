@@ -17,6 +17,9 @@ def pictures(model: Any, takes: Any, size: int, generator: torch.Generator) -> I
     """Candidates for a picture of a size (0, 1, 2), most particular first. ``takes``: the encoder's arguments."""
     names = {*takes, *inspect.signature(model.forward).parameters}
     shape = _Shape(model.config, generator)
+    if "image_pixel_values" in names:
+        yield _crops(shape, size)
+        return
     if "image_grid_thw" in names or "image_grid_hw" in names:
         yield from _patches(shape, names, size)
     if "spatial_shapes" in names:
@@ -161,6 +164,22 @@ def _tiles(shape: _Shape, size: int) -> Iterator[Inputs]:
     yield {**one, "pixel_values_local": None, "num_local_patches": [0]}
     yield {**one, **tiles}
     yield {**one, **tiles, "patches_grid": torch.tensor([[1, 2]])}
+
+
+def _crops(shape: _Shape, size: int) -> Inputs:
+    """A picture as a whole and in crops, of which the last is not full; a row at the end of each line of rows."""
+    high, wide = ((1, 1), (1, 2), (2, 2))[size]
+    patches = shape.size // shape.patch
+    mask = torch.ones(1, 1 + high * wide, patches, patches)
+    mask[:, wide::wide, :, -2:] = 0
+    side = patches // 2
+    rows = high * side * wide * side + 1 + side * (side + 1)  # a column is not there, and each line has an end
+    return {
+        "image_pixel_values": shape.noise(1, 1 + high * wide, 3, shape.size, shape.size),
+        "image_sizes": torch.tensor([[high * shape.size, wide * shape.size]]),
+        "image_attention_mask": mask,
+        "num_img_tokens": [rows],
+    }
 
 
 def _sized(shape: _Shape, size: int) -> Iterator[Inputs]:

@@ -130,8 +130,7 @@ def examine(name: str, kind: str, real: bool) -> Report:
 def examine_media(name: str) -> list[tuple[str, Report]]:
     """Build one entry and run the scenario of each kind of media on it."""
     if not media_build.takes_media(name):
-        unknown = "its forward has no argument pixel_values, input_features or input_values"
-        reason = media_build.OTHERWISE.get(name, unknown)
+        reason = "its forward has no argument for pictures or sounds"
         return [("none", Report(Status.REFUSED, "-", reason=reason))]
     try:
         model = media_build.build(name)

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fake_engine import FACTS, SEEING, expansion_of
 from transformers import AutoTokenizer
 
 import server
 from cache.media_ids import MEDIA, count_media, is_first, media_ids, uncut
+from scheduler.model_facts import MediaMarks
 from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import Expansion, PromptMedia, expand_with, media_of
 from server.chat.prompts import EMPTY_RECORD, Prompt, continuation
@@ -145,3 +147,15 @@ def test_ids_of_media_depend_on_all_that_they_stand_for() -> None:
 def test_a_prefix_ends_in_no_medium() -> None:
     ids = [1, 2, *media_ids("x", 4), *media_ids("y", 4), 3, *media_ids("z", 4), 4]
     assert [uncut(ids, n) for n in range(len(ids) + 1)] == [0, 1, *[2] * 8, 10, *[11] * 4, 15, 16]
+
+
+def test_media_of_two_kinds_are_refused_by_a_model_that_takes_them_apart() -> None:
+    """What the log has counts too; those of one kind are taken."""
+    both = msgspec.structs.replace(
+        SEEING, media=("image", "audio"), further_marks=(MediaMarks("<sound>", 7, "", "", "audio"),), media_apart=True
+    )
+    bell = LoggedMessage("user", "", media=(place(Media("audio", DOG, "wav"), 0),))
+    assert media_of(both, [showing("Look: ", CAT)]).expansions is not None
+    with pytest.raises(ApiError, match="takes sounds or pictures in one conversation, not both"):
+        media_of(both, [showing("Look: ", CAT), bell])
+    media_of(msgspec.structs.replace(both, media_apart=False), [showing("Look: ", CAT), bell])
