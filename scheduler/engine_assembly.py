@@ -200,7 +200,14 @@ def facts_of(
 def marks_of(eyes: Eyes | None) -> tuple[MediaMarks, ...]:
     """How prompts name media of each kind."""
     return tuple(
-        MediaMarks(one.processor.mark, one.sight.placeholder, str(one.sight.way), one.processor.fingerprint, one.kind)
+        MediaMarks(
+            one.processor.mark,
+            one.sight.placeholder,
+            str(one.sight.way),
+            one.processor.fingerprint,
+            one.kind,
+            one.sight.single,
+        )
         for one in (eyes.every if eyes is not None else ())
     )
 

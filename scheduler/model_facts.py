@@ -107,7 +107,7 @@ class CapturedGraphs(msgspec.Struct, frozen=True):
 class MediaMarks(msgspec.Struct, frozen=True):
     """How prompts name media. ``mark``: what the chat template writes for one; ``placeholder``: the token
     that stands for each of its rows; ``way``: how rows enter the model, as measured; ``fingerprint`` of the processor;
-    ``kind``: image, audio or video.
+    ``kind``: image, audio or video; ``single``: a timeline may have one of them.
     """
 
     mark: str
@@ -115,6 +115,7 @@ class MediaMarks(msgspec.Struct, frozen=True):
     way: str
     fingerprint: str
     kind: str = "image"
+    single: bool = False
 
 
 class AdapterFacts(msgspec.Struct, frozen=True):

@@ -77,7 +77,7 @@ class PictureCrops(dict[str, Any]):
 
     @staticmethod
     def _wide(picture: Any) -> int:
-        return max(1, round(picture.width / picture.height))
+        return max(1, int(picture.width) // int(picture.height))
 
     def _crops(self, picture: Any, most: int) -> torch.Tensor:
         """``[most, 3, side, side]``, of which some are empty."""
@@ -85,7 +85,7 @@ class PictureCrops(dict[str, Any]):
         made = torch.zeros(most, 3, self.side, self.side)
         for number, width in ((0, self.side), (1, self.side * wide)):
             pixels = np.asarray(picture.resize((width, self.side)), np.float32).transpose(2, 0, 1) / 127.5 - 1
-            parts = torch.from_numpy(pixels.copy()).split(self.side, -1)
+            parts = torch.split(torch.from_numpy(pixels.copy()), self.side, -1)
             made[number : number + len(parts)] = torch.stack(parts)
         return made
 

@@ -79,8 +79,8 @@ class InputProcessor:
             return Refused(
                 request.turn, "unknown_media", "A picture or sound of the prompt is not in memory; try again."
             )
-        except NotTogether:
-            return Refused(request.turn, "invalid_prompt", "The model takes media of one kind in a conversation.")
+        except NotTogether as refusal:
+            return Refused(request.turn, "invalid_prompt", str(refusal))
         except Exception as error:  # whatever the model's own code for positions raises
             log.error("the positions of a prompt with pictures or sounds could not be computed", exc_info=error)
             return Refused(request.turn, "invalid_prompt", "The model cannot take pictures or sounds in these places.")

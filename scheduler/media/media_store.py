@@ -24,7 +24,7 @@ BUDGET = 1 << 30  # bytes of media and rows that are kept
 
 
 class NotTogether(Exception):
-    """The media of a timeline are of several kinds, and the model takes one kind in each."""
+    """A timeline has media that the model does not take in one; the message says which it takes."""
 
 
 class UnknownMedium(Exception):
@@ -140,14 +140,22 @@ class MediaStore:
             medium = by_first.get(int(numbers[places[at]]))
             if medium is None:
                 raise UnknownMedium
-            mine = places[at : at + len(medium.ids)]
-            if numbers[mine].tolist() != medium.ids.tolist():
+            here = places[at : at + len(medium.ids)]
+            if numbers[here].tolist() != medium.ids.tolist():
                 raise UnknownMedium
-            placed.append(PlacedMedium(medium, mine))
-            at += len(mine)
-        if self._apart and len({one.medium.eyes.kind for one in placed if isinstance(one.medium, Medium)}) > 1:
-            raise NotTogether
-        return self._joint.place(ids, placed, [one.medium.kept for one in placed if isinstance(one.medium, Medium)])
+            placed.append(PlacedMedium(medium, here))
+            at += len(here)
+        mine = [one.medium for one in placed if isinstance(one.medium, Medium)]
+        self._check_together([one.eyes for one in mine])
+        return self._joint.place(ids, placed, [one.kept for one in mine])
+
+    def _check_together(self, eyes: Sequence[Eyes]) -> None:
+        """``eyes`` of each medium of a timeline. Raises NotTogether."""
+        for one in dict.fromkeys(eyes):
+            if one.sight.single and eyes.count(one) > 1:
+                raise NotTogether(f"The model takes one {one.processor.sense.noun} in a conversation.")
+            if self._apart and eyes.count(one) < len(eyes):
+                raise NotTogether("The model takes media of one kind in a conversation.")
 
     def keep(self, owner: Owner, media: TimelineMedia) -> None:
         """Have a session keep the rows of its media on disk, those that there are."""

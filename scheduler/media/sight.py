@@ -97,6 +97,7 @@ class Sight:
         self._positions_owner = _owner(model, _POSITIONS)
         self._overlay = Overlay()
         self.placeholder = -1
+        self.single = False  # one in a timeline: further ones would change what the first ones are
         self.together = False  # several pictures of one shape in one pass of the encoder change nothing
         self.like: EncodedRows | None = None  # the last ones: all have one shape but for their number
         self._takes_outputs = OUTPUTS in self.accepts and bool(self.sense.output)  # it leaves sounds out, silently

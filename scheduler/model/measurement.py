@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -250,12 +250,13 @@ def describe(mode: Mode) -> str:
     return f"{mode.name}, token by token" if mode.token_by_token else mode.name
 
 
-def random_tokens(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
+def random_tokens(model: Any, lengths: tuple[int, ...], without: Collection[int] = frozenset()) -> list[array[int]]:
+    """Timelines of these lengths. ``without``: tokens that are in none."""
     generator = torch.Generator().manual_seed(sum(lengths))
     width = model.get_input_embeddings().num_embeddings
     text = model.config.get_text_config(decoder=True)
     special = [getattr(text, f"{name}_token_id", None) for name in ("pad", "bos")]  # some give padding no position
-    tokens = [i for i in range(min(width, 4096)) if i not in special]
+    tokens = [i for i in range(min(width, 4096)) if i not in special and i not in without]
     draws = [torch.randint(0, len(tokens), (n,), generator=generator).tolist() for n in lengths]
     return [array("i", [tokens[i] for i in draw]) for draw in draws]
 

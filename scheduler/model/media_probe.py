@@ -31,7 +31,7 @@ from scheduler.media.joint_sight import JointSight
 from scheduler.media.made_up_media import SIZES, made_up_media, made_up_picture
 from scheduler.media.processor import Processed, Processor, to_device
 from scheduler.media.senses import PICTURES
-from scheduler.media.sight import Blind, EncodedRows, Sight
+from scheduler.media.sight import Blind, EncodedRows, FedPart, Sight
 from scheduler.model.measurement import make_session, random_tokens, reference_logits, relative_error
 from scheduler.model.runner import ModelRunner
 
@@ -130,37 +130,41 @@ class _SightTrial:
         self.sight = Sight(mode.model, processor.sense, language_model(mode.model))
         self._made = [self._make(one) for one in made_up_media(processor)]
         self.sight.placeholder = self._placeholder(processor.added)
-        self._prepare(mode)
-        self._chats = [self._chat(self._made[:2])]
+        self._prepare(mode, processor.added | {self.sight.placeholder})
 
-    def _prepare(self, mode: _Sighted) -> None:
-        """Texts, and a session of text only."""
-        self._texts = [part.tolist() for part in random_tokens(mode.model, _TEXTS)]
-        beside = random_tokens(mode.model, (_BESIDE,))[0]
+    def _prepare(self, mode: _Sighted, marks: frozenset[int]) -> None:
+        """Texts, and a session of text only; ``marks`` are tokens that may mean media, and are in none."""
+        self._texts = [part.tolist() for part in random_tokens(mode.model, _TEXTS, marks)]
+        beside = random_tokens(mode.model, (_BESIDE,), marks)[0]
         alone = self._plainly(lambda: reference_logits(mode.model, make_session(beside, None)))
         self._text_chat = _Chat((), beside, [], alone)
 
     def choose(self, tolerance: float) -> Sight:
         """The first way that is right. Raises Blind."""
-        tried = self._try_ways(tolerance)
-        if tried and self._encodes_together_otherwise():
-            # Of two in one forward the model itself makes other rows than of each: then chats with one are compared.
-            self._chats = [self._chat([one]) for one in self._made[:2]]
-            tried = self._try_ways(tolerance)
-        if not tried:
-            self.sight.together = self._processor.sense is PICTURES and self._encodes_alike_together()
-            return self.sight
-        raise Blind(
-            f"no way to merge {self.sight.sense.noun}s gives correct results: {'; '.join(dict.fromkeys(tried))}"
-        )
+        failed = self._try_ways(tolerance, [self._chat(self._made[:2])])
+        if failed:
+            alone = [self._chat([one]) for one in self._made[:2]]
+            # Of two in one forward the model itself may make other rows than of each: then it is given those of each.
+            if self._encodes_together_otherwise():
+                failed = self._try_ways(tolerance, alone, by_rows=True)
+            if failed:
+                self.sight.single = not self._try_ways(tolerance, alone)
+        if failed and not self.sight.single:
+            told = "; ".join(dict.fromkeys(failed))
+            raise Blind(f"no way to merge {self.sight.sense.noun}s gives correct results: {told}")
+        self.sight.together = self._processor.sense is PICTURES and self._encodes_alike_together()
+        return self.sight
 
-    def _try_ways(self, tolerance: float) -> list[str]:
-        """Set the first way that is right; returns the errors of those that were tried if none is."""
+    def _try_ways(self, tolerance: float, chats: Sequence[_Chat], by_rows: bool = False) -> list[str]:
+        """Set the first way that is right; returns the errors of those that were tried if none is. ``by_rows``: of two
+        media too, where the model's own forward gets the rows of each.
+        """
         tried = []
         for way in self.sight.ways():
             self.sight.way = way
             try:
-                error = max(self._measure(chat) for chat in self._chats)
+                pair = [self._chat(self._made[:2], self._reference_of_rows)] if by_rows else []
+                error = max(self._measure(chat) for chat in (*chats, *pair))
                 if error <= tolerance:
                     return []
                 tried.append(f"{way}: error {error:.1e}")
@@ -205,7 +209,11 @@ class _SightTrial:
             raise Blind("no token stands for the rows of its encoder one by one")
         return common.pop()
 
-    def _chat(self, media: Sequence[_MadeUp]) -> _Chat:
+    def _chat(
+        self,
+        media: Sequence[_MadeUp],
+        reference: Callable[[array[int], Sequence[_MadeUp]], torch.Tensor] | None = None,
+    ) -> _Chat:
         """A timeline with media and texts around them, fed in chunks that end within the media."""
         first, *others = (one.mark(str(n)) for n, one in enumerate(media))
         texts, rest = self._texts, [token for one in others for token in one]
@@ -214,7 +222,8 @@ class _SightTrial:
         middles = [int(places[len(places) // 2]) for places in _places(ids, media)]
         stops = sorted({*middles, len(parts[0]), len(parts[0]) + len(parts[1]), len(ids) - 3})
         stops += range(stops[-1] + 1, len(ids) + 1)
-        return _Chat(tuple(media), ids, stops, self._plainly(lambda: self._reference(ids, media)))
+        reference = reference or self._reference
+        return _Chat(tuple(media), ids, stops, self._plainly(lambda: reference(ids, media)))
 
     def _inputs(self, media: Sequence[_MadeUp]) -> dict[str, Any]:
         """The arguments of the model's forward with these media."""
@@ -244,6 +253,19 @@ class _SightTrial:
         if "attention_mask" in accepts:
             given["attention_mask"] = torch.ones_like(ids)
         logits: torch.Tensor = model(input_ids=ids, use_cache=False, return_dict=True, **given).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _reference_of_rows(self, timeline: array[int], media: Sequence[_MadeUp]) -> torch.Tensor:
+        """The same with the rows of each medium, in the way that is tried, in place of pixels."""
+        model, sight = self.mode.model, self.sight
+        tokens = torch.from_numpy(np.asarray(timeline, np.int64))[None].to(model.device)
+        placed = [PlacedMedium(*pair) for pair in zip(media, _places(timeline, media), strict=True)]
+        whole = sight.place(timeline, placed, [sight.position_inputs(one.inputs) for one in media])
+        given = {**sight.types(tokens >= MEDIA), **sight.inputs(tokens, [FedPart(whole, 0, len(timeline))])}
+        if "attention_mask" in sight.accepts:
+            given["attention_mask"] = torch.ones_like(tokens)
+        logits: torch.Tensor = model(use_cache=False, return_dict=True, **given).logits[0]
         return logits
 
     def _measure(self, chat: _Chat, beside: _Chat | None = None) -> float:
@@ -307,7 +329,8 @@ class _JointTrial(_SightTrial):
         for one in eyes:
             self.sight, self._processor = one.sight, one.processor
             self._media.append(self._make(made_up_media(one.processor)[0]))
-        self._prepare(mode)
+        placeholders = frozenset(one.sight.placeholder for one in eyes)
+        self._prepare(mode, placeholders.union(*(one.processor.added for one in eyes)))
 
     def choose_joint(self, tolerance: float) -> tuple[JointSight, str]:
         """The way of all kinds, and why they may not be in one timeline. Raises Blind if it is not right even so."""

@@ -101,12 +101,21 @@ def media_of(facts: ModelFacts, messages: Sequence[LoggedMessage]) -> PromptMedi
     if lacking or expander is None:
         told = " and ".join(NAMES[kind] for kind in lacking or sorted({*kinds.values()}))
         raise bad_request(f"This model does not take {told}.", "messages", "unsupported_value")
-    if facts.media_apart and len({*kinds.values()}) > 1:
-        told = " or ".join(NAMES[kind] for kind in sorted({*kinds.values()}))
-        raise bad_request(f"This model takes {told} in one conversation, not both.", "messages", "unsupported_value")
+    _check_together(facts, [one.kind for message in messages for one in message.media])
     if any(one.mark in message.content for message in messages for one in marks.values()):
         raise _as_error()
     return PromptMedia(marks, expander(kinds))
+
+
+def _check_together(facts: ModelFacts, kinds: Sequence[str]) -> None:
+    """Raises a 400 for media of these kinds that the model does not take in one conversation."""
+    if facts.media_apart and len({*kinds}) > 1:
+        told = " or ".join(NAMES[kind] for kind in sorted({*kinds}))
+        raise bad_request(f"This model takes {told} in one conversation, not both.", "messages", "unsupported_value")
+    for marks in facts.marks:
+        if marks.single and kinds.count(marks.kind) > 1:
+            told = NAMES[marks.kind].removesuffix("s")
+            raise bad_request(f"This model takes one {told} in a conversation.", "messages", "unsupported_value")
 
 
 def count_rows(ids: Iterable[int], kinds: Sequence[str]) -> Counter[str]:

@@ -123,6 +123,11 @@ def size_of(data: bytes) -> int:
 def join(made: list[dict[str, Any]]) -> dict[str, Any]:
     """The inputs of several media as one batch, smaller pictures padded."""
     joined: dict[str, Any] = {}
+    if "image_token_pooling" in made[0]:  # has numbers of patches, among those of all pictures
+        made, patches = [dict(one) for one in made], 0
+        for one in made:
+            one["image_token_pooling"] = one["image_token_pooling"] + patches
+            patches += one["pixel_values"].shape[0] * one["pixel_values"].shape[1]
     if len(made) > 1 and "audio_input_features" in made[0]:  # of one sound there is no mask
         lengths = torch.tensor([one["audio_input_features"].shape[1] for one in made])
         joined["audio_attention_mask"] = torch.arange(int(lengths.max()))[None] < lengths[:, None]

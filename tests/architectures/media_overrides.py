@@ -100,7 +100,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         image_size=56, intermediate_size=256, projector_input_dim=64, projector_output_dim=64, vision_output_dim=64
     ),
     "mistral_large4": _words(num_key_value_heads=4),
-    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 1]}, "image_token_id": 250, "video_token_id": 249},
     "nemotron_h_omni": {"image_token_id": 250, "video_token_id": 249, "audio_token_id": 248},
     "perception_lm": _eye(
         architecture="vit_pe_core_tiny_patch16_384",

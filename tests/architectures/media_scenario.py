@@ -80,6 +80,7 @@ def _examine(loaded: LoadedModel, untouched: Any, sense: Sense, family: str, tol
     worst = max(checks, key=lambda c: _WORSE.index(c.status))
     reason = f"{worst.name}: {worst.detail}" if worst.status is not Status.RIGHT else ""
     way = f"{mode.name}, {sight.way}{'' if oracle.together else ', each encoded alone'}"
+    way += ", one in a conversation" * sight.single
     return Report(worst.status, family, way, reason, checks)
 
 
@@ -172,7 +173,7 @@ class MediaOracle(Oracle):
         eyes, places = self._eyes, (ids[0] == self._eyes.sight.placeholder).nonzero()[:, 0]
         for one in media:
             made = eyes.processor.process([one])
-            mine, places = places.split([n := made.ids.count(eyes.sight.placeholder), len(places) - n])
+            mine, places = torch.split(places, [n := made.ids.count(eyes.sight.placeholder), len(places) - n])
             only = torch.zeros_like(ids)
             only[0, mine] = eyes.sight.placeholder
             takes = inspect.signature(merge).parameters
@@ -200,17 +201,20 @@ class MediaScenario(Scenario):
         return {"chat": self.chat, "edit, fork": self.edit, "restart, eviction": self.restart, "memory": self.memory}
 
     def chat(self) -> str:
-        """Four turns, a medium in the first and two of other sizes in the third, beside a chat of text, in steps of few
-        tokens; each is encoded once.
+        """Four turns, a medium in the first and two of other sizes in the third, if it takes several, beside a chat of
+        text, in steps of few tokens; each is encoded once.
         """
         driver = self._driver(step_tokens=19)
+        assert self._loaded.eyes is not None
+        several = not self._loaded.eyes.sight.single
         media = [Medium(medium(size, 7)) for size in range(SIZES)]
         timeline = [*self._text(6), *self._shown(driver, media[0]), *self._text(5)]
         beside = self._text(8)
         cached = 0
-        for number, new in enumerate(([], self._text(4), self._twice(driver, media[1:]), self._text(5))):
+        third = self._twice(driver, media[1:]) if several else self._text(9)
+        for number, new in enumerate(([], self._text(4), third, self._text(5))):
             timeline = [*timeline, *new]
-            digests = tuple(one.digest for one in media[: 1 if number < 2 else 3])
+            digests = tuple(one.digest for one in media[: 1 if number < 2 or not several else 3])
             turn = driver.send(timeline, 4, "s", media=digests)
             other = driver.send(beside, 4, "t")
             driver.run()
@@ -221,7 +225,7 @@ class MediaScenario(Scenario):
             cached = len(timeline) + len(reply.tokens) - 1
             timeline = [*timeline, *reply.tokens]
             beside = [*beside, *told.tokens, *self._text(3)]
-        self._encoded(driver, 3)
+        self._encoded(driver, 3 if several else 1)
         return ""
 
     def edit(self) -> str:

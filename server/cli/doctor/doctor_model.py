@@ -208,6 +208,7 @@ def check_media_marks(facts: ModelFacts) -> Finding:
     """Whether it takes pictures or sounds, and how they enter."""
     if facts.media_marks is not None:
         told = "; ".join(f"it takes {NAMES[marks.kind]}, which enter {marks.way}" for marks in facts.marks)
+        told += "".join(f"; of {NAMES[marks.kind]}, one in a conversation" for marks in facts.marks if marks.single)
         told += "; those of one conversation are of one kind" if facts.media_apart else ""
         return ok("pictures", told, way=facts.media_marks.way)
     advice = "it is served for text only; pictures and sounds in requests are refused"

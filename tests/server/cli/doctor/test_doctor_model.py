@@ -247,6 +247,6 @@ def test_a_model_that_transcribes_has_neither_room_nor_words(monkeypatch: pytest
 
 @pytest.mark.parametrize(("media", "noun"), [(("audio",), "sounds"), (("image",), "pictures")])
 def test_what_enters_a_model_is_told(media: tuple[str, ...], noun: str) -> None:
-    marks = MediaMarks("<x>", 1, "as embeddings", "f", *media)
+    marks = MediaMarks("<x>", 1, "as embeddings", "f", media[0])
     told = doctor_model.check_media_marks(msgspec.structs.replace(FACTS, media=media, media_marks=marks))
     assert told.text == f"it takes {noun}, which enter as embeddings"
