@@ -69,7 +69,7 @@ SOUNDS = Sense(
     "audio",
     "audio_token",
     ("feature_extractor", "audio_processor"),
-    ("input_features", "input_values", "audio_input_features"),
+    ("input_features", "input_values", "audio_input_features", "audio_input_ids"),
     3,
     ("soundfile", "soxr"),
 )

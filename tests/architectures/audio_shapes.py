@@ -26,7 +26,7 @@ def sounds(model: Any, takes: Any, size: int, generator: torch.Generator) -> Ite
         config,
     )
     configs = [ear, config, *(getattr(ear, name, None) for name in getattr(ear, "sub_configs", None) or {})]
-    bands = _first(configs, "num_mel_bins", "input_feat_size", "input_dim", "input_size", "feature_size", default=80)
+    bands = _first(configs, "num_mel_bins", "n_mel_bins", "input_feat_size", "input_dim", "input_size", "feature_size", default=80)
     stacked = _first(configs, "num_stacked_frames", default=1)
     longest = _first(configs, "max_source_positions", default=100)
 
@@ -34,6 +34,11 @@ def sounds(model: Any, takes: Any, size: int, generator: torch.Generator) -> Ite
         return torch.randn(*shape, generator=generator) * 0.5
 
     own = 100 + 60 * size  # of a length of its own, where lengths may differ
+    if "audio_input_ids" in names:  # numbers of bins
+        bins = _first(configs, "mel_vocab_size", default=16)
+        numbers = torch.randint(0, bins, (1, 8 + 4 * size, bands), generator=generator)
+        yield {"audio_input_ids": numbers, "audio_input_ids_mask": torch.ones(numbers.shape[:2], dtype=torch.bool)}
+        return
     if "audio_input_features" in names:
         yield {"audio_input_features": noise(1, own, bands), "audio_embed_sizes": torch.tensor([-(-own // 8)])}
         return

@@ -131,8 +131,9 @@ def join(made: list[dict[str, Any]]) -> dict[str, Any]:
     if len(made) > 1 and "audio_input_features" in made[0]:  # of one sound there is no mask
         lengths = torch.tensor([one["audio_input_features"].shape[1] for one in made])
         joined["audio_attention_mask"] = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-    for name, first in made[0].items():
-        values = [one[name] for one in made]
+    for name in dict.fromkeys(name for one in made for name in one):
+        first, *others = (one[name] for one in made if name in one)
+        values = [first, *others]
         if name == "pixel_values" and "target_sizes" in made[0]:
             joined[name] = torch.cat(values, -1)
         elif isinstance(first, torch.Tensor):

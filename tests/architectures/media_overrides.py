@@ -25,6 +25,7 @@ def _codes(name: str, digits: str, width: int = 1) -> dict[str, int]:
     return {name.format("".join(digits[int(d)] for d in f"{code:0{width}}")): 100 + code for code in range(64)}
 
 
+_SAM = {"downsample_channels": [32, 64], "output_channels": 32, "image_size": 224}
 _CODEBOOK = {"num_embeddings": 64}
 _LARGER = (
     "idefics3 smolvlm granite_docling internvl qianfan_ocr aya_vision cohere2_vision".split()  # four rows of a picture
@@ -40,6 +41,7 @@ BASE: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "gemma4_unified_vision"},
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
+    "nemotron_h_omni": {"audio_config": {"num_mel_bins": 80, "projection_hidden_size": 64, "projection_bias": False}},
     "chameleon": {"vq_config": {}},
     "emu3": {"vq_config": {}},
 }
@@ -66,14 +68,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vocabulary_map": {"<image>": 250, "<|extra_200|>": 249, **_codes("<|visual token {}|>", "0123456789", 6)},
         "vq_config": {"codebook_size": 64, "hidden_size": 128},
     },
-    "deepseek_ocr2": _words(
-        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
-        num_hidden_layers=4,
-        num_experts_per_tok=2,
-        n_routed_experts=4,
-        moe_intermediate_size=96,
-    ),
+    "deepseek_ocr2": {
+        **_words(
+            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+            num_hidden_layers=4,
+            num_experts_per_tok=2,
+            n_routed_experts=4,
+            moe_intermediate_size=96,
+        ),
+        **_eye(sam_config=_SAM),
+    },
+    "unlimited_ocr": _eye(sam_config=_SAM),
     "diffusion_gemma": _words(num_experts=4, top_k_experts=2, moe_intermediate_size=96),
+    "dots3_note": {"audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64, "conv_output_size": 256}},
     "ernie4_5_vl_moe": _words(rope_parameters=_axes(3, 3, 2)),
     "fast_vlm": _eye(architecture="fastvit_t8", hidden_size=768),
     "florence2": _eye(projection_dim=64),

@@ -53,6 +53,7 @@ def pictures(model: Any, takes: Any, size: int, generator: torch.Generator) -> I
     if "image_patches" in names:
         yield {"image_patches": shape.noise(1, 4, shape.channels * patch * patch)}
     yield {"pixel_values": shape.noise(1, 4, shape.channels * patch * patch)}
+    yield {"pixel_values": shape.noise(4 + 2 * size, shape.frames, patch, patch, shape.channels)}
 
 
 class _Shape:
@@ -107,6 +108,8 @@ def _patches(shape: _Shape, names: set[str], size: int) -> Iterator[Inputs]:
             (shape.frames, shape.channels, *square),
         ):
             yield {"pixel_values": shape.noise(high * wide, *row), **grid, **more}
+    side = shape.merge * shape.patch  # of the pixels of a row
+    yield {"pixel_values": shape.noise(_GRIDS[size][0] * _GRIDS[size][1], side, side, shape.channels), **grid}
 
 
 def _padded_patches(shape: _Shape, size: int) -> Inputs:
@@ -154,16 +157,11 @@ def _pooled(shape: _Shape) -> Iterator[Inputs]:
 
 
 def _tiles(shape: _Shape, size: int) -> Iterator[Inputs]:
-    """A picture as a whole and in tiles."""
-    one: Inputs = {"pixel_values": shape.noise(1, 3, shape.size, shape.size)}
-    tiles = {"pixel_values_local": shape.noise(2, 3, shape.size, shape.size), "num_local_patches": torch.tensor([2])}
+    """A picture as a whole, and in as many tiles as its size."""
+    one: Inputs = {"pixel_values": shape.noise(1, 3, shape.size, shape.size), "num_local_patches": [size]}
     if size:
-        yield {**one, **tiles}
-        yield {**one, **tiles, "patches_grid": torch.tensor([[1, 2]])}
-    yield one
-    yield {**one, "pixel_values_local": None, "num_local_patches": [0]}
-    yield {**one, **tiles}
-    yield {**one, **tiles, "patches_grid": torch.tensor([[1, 2]])}
+        one["pixel_values_local"] = shape.noise(size, 3, shape.size, shape.size)
+    yield {**one, "patches_grid": [[1, size]]}
 
 
 def _crops(shape: _Shape, size: int) -> Inputs:
