@@ -26,7 +26,9 @@ def sounds(model: Any, takes: Any, size: int, generator: torch.Generator) -> Ite
         config,
     )
     configs = [ear, config, *(getattr(ear, name, None) for name in getattr(ear, "sub_configs", None) or {})]
-    bands = _first(configs, "num_mel_bins", "n_mel_bins", "input_feat_size", "input_dim", "input_size", "feature_size", default=80)
+    bands = _first(
+        configs, "num_mel_bins", "n_mel_bins", "input_feat_size", "input_dim", "input_size", "feature_size", default=80
+    )
     stacked = _first(configs, "num_stacked_frames", default=1)
     longest = _first(configs, "max_source_positions", default=100)
 

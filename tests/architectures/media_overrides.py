@@ -85,7 +85,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fast_vlm": _eye(architecture="fastvit_t8", hidden_size=768),
     "florence2": _eye(projection_dim=64),
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
-    "gemma3n": _eye(hidden_size=2048),
+    "gemma3n": {
+        **_eye(hidden_size=2048),
+        "audio_soft_tokens_per_image": 13,
+        "audio_config": {"vocab_offset": 257, "vocab_size": 2},
+    },
     "gemma4": _words(use_bidirectional_attention="vision"),
     "glm4v_moe": _words(rope_parameters={**_axes(2, 1, 1), "partial_rotary_factor": 0.5}),
     "glm5_next": _words(num_key_value_heads=4, index_kpool=2),

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from architectures.build import family_of
-from architectures.driver import TENANT, Driver, smallest
+from architectures.driver import TENANT, Driver, TurnFailed, smallest
 from architectures.made_up import SIZES, MadeUpProcessor, NoEncoder, NothingFits, medium
 from architectures.media_build import CONTEXT
 from architectures.oracle import Oracle
@@ -226,6 +226,13 @@ class MediaScenario(Scenario):
             timeline = [*timeline, *reply.tokens]
             beside = [*beside, *told.tokens, *self._text(3)]
         self._encoded(driver, 3 if several else 1)
+        if not several:
+            both = [*self._text(3), *self._shown(driver, media[0]), *self._shown(driver, media[1])]
+            try:
+                driver.ask(both, 3, media=(media[0].digest, media[1].digest))
+            except TurnFailed:
+                return ""
+            raise Mismatch("a second medium in a conversation was taken")
         return ""
 
     def edit(self) -> str:

@@ -53,7 +53,7 @@ def media_page(results: list[Result]) -> str:
         '"Each encoded alone": of several pictures in one forward the model itself makes other rows than of each, so '
         'the reference has them one by one. "Not made" says nothing about the model: it could not be built here, or '
         "no made-up input fits its encoder. Encoders of timm need timm and torchvision, which `make setup` does not "
-        "install; fast_vlm and perception_lm were run with both. Processors of checkpoints are not run; "
+        "install; fast_vlm, gemma3n and perception_lm were run with both. Processors of checkpoints are not run; "
         "`tests/vision_models.py` and `tests/hearing_models.py` have some.",
     )
     parts = [

@@ -18,6 +18,7 @@ WAYS = {  # of each another one
     "llava": "packed, as outputs of its encoder",
     "cohere_compass": "packed, as outputs of its encoder",  # with rows that are added behind several layers
     "minicpmv4_7": "packed, as outputs of its encoder, each encoded alone",
+    "molmo2": "packed, as outputs of its encoder, rows see each other in every layer, one in a conversation",
     "qwen4_exp": "alone, as outputs of its encoder",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("PIL")
 
@@ -43,6 +44,29 @@ def test_chunks_of_a_prompt_may_end_anywhere(name: str, step_tokens: int) -> Non
     kit.check(ids, parts, kit.outcomes[turn])
     kit.check(others, [], kit.outcomes[other])
     assert kit.encoded == 2, "the same picture twice is encoded once"
+    kit.leave()
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_what_a_forward_with_pictures_leaves_on_the_model_is_in_no_other_session(name: str) -> None:
+    """``rope_deltas`` of one picture, or of nobody's, beside sessions with others: all positions are explicit."""
+    kit = SeeingKit(name)
+    holder = kit.loaded.model.model
+    before = holder.rope_deltas
+    chats: list[list[Part]] = [turn_one(), ["How far is the moon?"], [*turn_one(DOG), "and ", CAT]]
+    try:
+        for number, parts in enumerate(chats):
+            holder.rope_deltas = torch.tensor([[37 * number - 20]])
+            ids, outcome = kit.ask(parts, f"{number}")
+            kit.check(ids, parts, outcome)
+            chats[number] = [*parts, outcome.tokens, "And?"]
+        holder.rope_deltas = torch.tensor([[11]])
+        turns = {kit.send(kit.ids(parts), parts, f"{number}"): parts for number, parts in enumerate(chats)}
+        kit.run()
+        for turn, parts in turns.items():
+            kit.check(kit.ids(parts), parts, kit.outcomes[turn])
+    finally:
+        holder.rope_deltas = before
     kit.leave()
 
 

@@ -159,3 +159,13 @@ def test_media_of_two_kinds_are_refused_by_a_model_that_takes_them_apart() -> No
     with pytest.raises(ApiError, match="takes sounds or pictures in one conversation, not both"):
         media_of(both, [showing("Look: ", CAT), bell])
     media_of(msgspec.structs.replace(both, media_apart=False), [showing("Look: ", CAT), bell])
+
+
+def test_two_pictures_are_refused_by_a_model_that_takes_one() -> None:
+    """The same picture twice is two of them."""
+    assert SEEING.media_marks is not None
+    one = msgspec.structs.replace(SEEING, media_marks=msgspec.structs.replace(SEEING.media_marks, single=True))
+    assert media_of(one, [showing("Look: ", CAT), LoggedMessage("user", "And?")]).expansions is not None
+    for messages in ([showing("Look: ", CAT, CAT)], [showing("Look: ", CAT), showing("And: ", DOG)]):
+        with pytest.raises(ApiError, match="takes one picture in a conversation"):
+            media_of(one, messages)
