@@ -34,11 +34,11 @@ _WORDS = "How far is the moon?"  # every tokenizer makes something of it
 
 
 def read_config(config: EngineConfig) -> Any:
-    """The model's own configuration."""
+    """The model's own configuration, or that of its part that says text."""
     if (path := _gguf(config)) is not None:
         return gguf.read_config(path)
     where, options = _source(config.model)
-    return AutoConfig.from_pretrained(where, **options)
+    return _speaking_part(AutoConfig.from_pretrained(where, **options))
 
 
 def read_tokenizer(config: EngineConfig) -> Any:
@@ -114,6 +114,20 @@ def _class_of(settings: Any) -> Any:
     if found is None:
         raise load_errors.speechless(settings)
     return found
+
+
+def _speaking_part(settings: Any) -> Any:
+    """The configuration of the part that says text, of a whole that is several models and has no forward of its own:
+    transformers loads such a part by itself from the same files. Else ``settings``.
+    """
+    kinds = AutoModelForMultimodalLM._model_mapping
+    if type(settings) not in kinds or kinds[type(settings)].forward is not torch.nn.Module.forward:
+        return settings
+    parts = [getattr(settings, name, None) for name in settings.sub_configs]
+    part = next((one for one in parts if type(one) in kinds), None)
+    if part is not None and hasattr(settings, "quantization_config"):
+        part.quantization_config = settings.quantization_config
+    return part or settings
 
 
 def _attention(settings: Any) -> dict[str, Any]:

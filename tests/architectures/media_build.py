@@ -29,16 +29,20 @@ CONTEXT = 1024
 _UNSAID = frozenset({"transformers_version", "_name_or_path", "dtype", "model_type"})
 
 
+def class_of(name: str) -> Any:
+    """The class of transformers for an entry."""
+    return getattr(transformers, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[name])
+
+
 def takes_media(name: str) -> bool:
     """Whether the forward of an entry has an argument for pictures or sounds, as the product knows them."""
-    cls = getattr(transformers, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[name])
-    accepts = inspect.signature(cls.forward).parameters
+    accepts = inspect.signature(class_of(name).forward).parameters
     return any(argument in accepts for sense in (PICTURES, SOUNDS) for argument in sense.inputs)
 
 
 def build(name: str, seed: int = 0) -> Any:
     """A float32 model in eval mode with weights of unit gain. Raises what transformers raises if it cannot make it."""
-    cls = getattr(transformers, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[name])
+    cls = class_of(name)
     config = make_config(name, cls)
     torch.manual_seed(seed)
     model = cls(config).float().eval()

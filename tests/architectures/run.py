@@ -131,6 +131,8 @@ def examine_media(name: str) -> list[tuple[str, Report]]:
     """Build one entry and run the scenario of each kind of media on it."""
     if not media_build.takes_media(name):
         reason = "its forward has no argument for pictures or sounds"
+        if media_build.class_of(name).forward is torch.nn.Module.forward:
+            reason = "it has no forward of its own: of such a checkpoint the part that says text is served"
         return [("none", Report(Status.REFUSED, "-", reason=reason))]
     try:
         model = media_build.build(name)

@@ -12,11 +12,18 @@ import torch
 from architectures.build import build
 from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2PreTrainedModel,
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniForConditionalGeneration,
+)
+from vision_models import BOTH, config_of
 
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
-from scheduler.model import load_errors, loader
+from scheduler.model import checkpoint, load_errors, loader
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
@@ -323,3 +330,23 @@ def test_a_driver_that_is_too_old_is_told(
     assert all("driver on your system is too old" in line and "runs on the CPU" in line for line in told)
     with pytest.raises(LoadFailed, match="too old" if cuda else "no CUDA device can be used here; try"):
         loader.device_of("cuda")
+
+
+def test_of_a_whole_without_a_forward_the_part_that_says_text_is_loaded(tmp_path: Path) -> None:
+    """A checkpoint of several models in one, as Qwen2.5-Omni is published."""
+    torch.manual_seed(0)
+    thinks = config_of(BOTH).to_dict()
+    whole = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(thinker_config=thinks, enable_audio_output=False))
+    whole.save_pretrained(tmp_path)
+    config = EngineConfig("", str(tmp_path), device="cpu", dtype="float32")
+    model, _ = read_model(config, read_config(config), torch.device("cpu"))
+    ids = torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids).logits, whole.thinker.float().eval()(input_ids=ids).logits)
+
+
+def test_the_part_of_a_quantised_whole_is_quantised_too() -> None:
+    whole = Qwen2_5OmniConfig(thinker_config=config_of(BOTH).to_dict(), quantization_config={"quant_method": "awq"})
+    part = checkpoint._speaking_part(whole)
+    assert type(part).__name__ == "Qwen2_5OmniThinkerConfig"
+    assert part.quantization_config == {"quant_method": "awq"}
