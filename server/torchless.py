@@ -51,9 +51,12 @@ def read_tokenizer(model: str) -> Any:
 
 
 def _read(model: str) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(model)
+    tekken = (Path(model) / "tekken.json").is_file()
+    found = None if tekken else AutoTokenizer.from_pretrained(model)
+    usual = isinstance(found, PreTrainedTokenizer | PreTrainedTokenizerFast)
+    return found if usual else _convert(model, "scheduler.weights.tekken_tokenizer")
 
 
 def _convert(model: str, module: str) -> Any:

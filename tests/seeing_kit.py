@@ -44,7 +44,9 @@ def loaded_of(name: str, watches: bool = False) -> LoadedModel:
         model.config.save_pretrained(folder)
         loaded = prepare(model, tokenizer_of(name))
         with watching() if watches else nullcontext():
-            eyes, blind = find_eyes(model, folder, loaded.verdict, PAGE_SIZE, loaded.rope, divided=False)
+            eyes, blind = find_eyes(
+                model, folder, tokenizer_of(name), loaded.verdict, PAGE_SIZE, loaded.rope, divided=False
+            )
     assert eyes is not None, blind
     loaded.verdict.mode.remove()
     return LoadedModel(**{**vars(loaded), "eyes": eyes})

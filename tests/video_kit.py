@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from scheduler.media import processor
+from scheduler.media import processor_reader
 
 PATCH, MERGE, TEMPORAL = 7, 2, 2  # as the tiny models have them
 SIDE = PATCH * MERGE
@@ -97,10 +97,10 @@ class _Watching:
     def from_pretrained(folder: str) -> Any:
         named, _ = transformers.ProcessorMixin.get_processor_dict(folder)
         if named["processor_class"] == "Phi4MultimodalProcessor":
-            made = processor._without(("image",), transformers.Phi4MultimodalProcessor).from_pretrained(folder)
+            made = processor_reader._without(("image",), transformers.Phi4MultimodalProcessor).from_pretrained(folder)
             made.image_processor = PictureCrops()
             return made
-        made = processor._without(("video",), transformers.Qwen2VLProcessor).from_pretrained(folder)
+        made = processor_reader._without(("video",), transformers.Qwen2VLProcessor).from_pretrained(folder)
         made.video_processor = VideoPatches()
         return made
 
@@ -108,5 +108,5 @@ class _Watching:
 @contextmanager
 def watching() -> Iterator[None]:
     """Processors that are read meanwhile take what otherwise needs torchvision."""
-    with mock.patch.object(processor, "AutoProcessor", _Watching):
+    with mock.patch.object(processor_reader, "AutoProcessor", _Watching):
         yield

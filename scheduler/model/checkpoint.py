@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
 )
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
@@ -28,6 +27,7 @@ from scheduler.parallel import division
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 from scheduler.weights.packed_format import NotOurs
+from scheduler.weights.tekken_tokenizer import read_usual
 
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
 _WORDS = "How far is the moon?"  # every tokenizer makes something of it
@@ -48,7 +48,7 @@ def read_tokenizer(config: EngineConfig) -> Any:
         return read_gguf_tokenizer(path)
     where, options = _source(config.model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        tokenizer = read_usual(where, **options)
         if tokenizer.encode(_WORDS, add_special_tokens=False):
             return tokenizer
     except Exception as error:

@@ -8,7 +8,8 @@ from typing import Any
 
 from scheduler.forward.rope import LongRope
 from scheduler.media.eyes import Eyes
-from scheduler.media.processor import NoProcessor, read_processor
+from scheduler.media.processor import NoProcessor
+from scheduler.media.processor_reader import read_processor
 from scheduler.media.senses import PICTURES, SOUNDS, VIDEOS, Sense
 from scheduler.media.sight import Blind
 from scheduler.model.measurement import TOLERANCE
@@ -25,7 +26,13 @@ def senses_of(model: Any) -> list[Sense]:
 
 
 def find_eyes(
-    model: Any, name: str, verdict: Verdict, page_size: int, rope: LongRope | None, divided: bool
+    model: Any,
+    name: str,
+    tokenizer: Any,
+    verdict: Verdict,
+    page_size: int,
+    rope: LongRope | None,
+    divided: bool,
 ) -> tuple[Eyes | None, str]:
     """The eyes of a model, and why it has none; neither for a model of text. ``name``: its hub id or folder. Several
     kinds of media are taken in one prompt only if that is exact.
@@ -36,7 +43,8 @@ def find_eyes(
         try:
             if divided:
                 raise Blind(f"{sense.noun}s cannot be used with --tensor-parallel")
-            processor = read_processor(name, model.config, sense)
+            processor = read_processor(name, model.config, sense, tokenizer)
+            processor.prepare(model)
             sight = look(verdict.mode, processor, page_size, rope, tolerance)
             eyes = Eyes(processor, sight)
             if found and (obstacle := look_together(verdict.mode, [*found, eyes], page_size, rope, tolerance)):

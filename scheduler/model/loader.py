@@ -121,7 +121,8 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         loaded = prepare(model, tokenizer, verdicts, followers, tell, _name(weights, config), rounding, _codec(config))
         if senses_of(model):
             tell(Loading("measuring how it takes pictures or sounds"))
-        eyes, blind = find_eyes(model, config.model, loaded.verdict, PAGE_SIZE, loaded.rope, followers is not None)
+        divided = followers is not None
+        eyes, blind = find_eyes(model, config.model, tokenizer, loaded.verdict, PAGE_SIZE, loaded.rope, divided)
         ends = _ends(model, tokenizer, said.get("eos_token_id"))
         licence = licence_of(config.model)
         return replace(loaded, generation=generation, eos_token_ids=ends, eyes=eyes, blind=blind, licence=licence)
