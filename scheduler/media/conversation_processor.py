@@ -1,22 +1,20 @@
-"""``ConversationProcessor``: a processor of sounds that takes these in conversations only, and leaves it to its
-tokenizer to count their placeholders. Here each sound gets as many as the model's encoder makes rows of its features.
-"""
+"""``ConversationProcessor``: a processor that takes sounds in conversations only, and writes their marks there."""
 
 from __future__ import annotations
 
-import copy
+import base64
 import inspect
+import io
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from scheduler.media.processor import NoProcessor, Processed, Processor, to_device
+from scheduler.extras import install_command
+from scheduler.media.processor import NoProcessor, Processed, Processor
 from scheduler.media.senses import Sense
 
-_ENCODE = "get_audio_features"
-_FEATURES = "input_features"
+_WORD = "Listen."
 
 
 def speaks_only(processor: Any, sense: Sense) -> bool:
@@ -25,47 +23,43 @@ def speaks_only(processor: Any, sense: Sense) -> bool:
 
 
 class ConversationProcessor(Processor):
-    """Its features are chunks ``[chunks, bands, frames]``, of which the encoder makes the same number of rows each."""
+    """What stands for a sound is what a conversation has more with it than without."""
 
-    _rows = 0  # of a chunk
-
-    def prepare(self, model: Any) -> None:
-        """See ``Processor.prepare``."""
-        if not hasattr(type(model), _ENCODE):
-            raise NoProcessor("its processor takes sounds in conversations, and its encoder cannot be run by itself")
-        one, two = (self._count(model, np.zeros(round(seconds * self.rate), np.float32)) for seconds in (1, 59))
-        if one[1] % one[0] or two[1] * one[0] != one[1] * two[0]:
+    def __init__(self, processor: Any, sense: Sense, tokenizer: Any) -> None:
+        """``tokenizer``: that of the model, which takes the text of special tokens. Raises NoProcessor."""
+        super().__init__(processor, sense)
+        self._tokenizer = tokenizer
+        try:
+            self._plain = self._converse([])["input_ids"][0].tolist()
+        except Exception as error:  # whatever foreign code raises of what it was not made for
             raise NoProcessor(
-                "its processor takes sounds in conversations, and its encoder makes rows of no fixed number"
-            )
-        self._rows = one[1] // one[0]
+                f"its processor needs a library for {sense.noun}s: {install_command('mistral')}"
+            ) from error
 
-    def _count(self, model: Any, sound: Any) -> tuple[int, int]:
-        """Chunks of a sound, and rows that the encoder makes of them."""
-        features = self._features([sound])
-        with torch.inference_mode():
-            made = getattr(model, _ENCODE)(**to_device(features, model.device, model.dtype), return_dict=True)
-        return len(features[_FEATURES]), made["pooler_output"].reshape(-1, made["pooler_output"].shape[-1]).shape[0]
+    def _converse(self, parts: Sequence[dict[str, str]]) -> Any:
+        content = [*parts, {"type": "text", "text": _WORD}]
+        return self._processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
+        )
 
     def _process(self, media: Sequence[Any], options: dict[str, Any]) -> Processed:
-        chunks = [self._features([sound])[_FEATURES] for sound in media]
-        text = self.mark * (self._rows * sum(map(len, chunks)))
-        ids: list[int] = self._processor.tokenizer.encode(text, add_special_tokens=False)
-        return Processed(text, ids, {_FEATURES: torch.cat(chunks)})
+        made = [self._converse([{"type": self.sense.kind, "base64": self._file(sound)}]) for sound in media]
+        ids = [token for one in made for token in self._between(one["input_ids"][0].tolist())]
+        text = "".join(self._tokenizer.convert_ids_to_tokens(ids))
+        if self._tokenizer.encode(text, add_special_tokens=False) != ids:
+            raise ValueError(f"the tokenizer has no text for what stands for a {self.sense.noun}")
+        names = [name for name in made[0] if name not in ("input_ids", "attention_mask")]
+        return Processed(text, ids, {name: torch.cat([one[name] for one in made]) for name in names})
 
-    def _features(self, sounds: Sequence[Any]) -> dict[str, torch.Tensor]:
-        speaking = copy.copy(self._processor)
-        speaking.tokenizer = _Heard(sounds)
-        made = speaking.apply_chat_template([{"role": "user", "content": []}], return_tensors="pt")
-        return {_FEATURES: made[_FEATURES]}
+    def _between(self, ids: list[int]) -> list[int]:
+        """What these ids have more than a conversation without sounds."""
+        same = next(n for n, pair in enumerate(zip(ids, self._plain, strict=False)) if pair[0] != pair[1])
+        return ids[same : len(ids) - (len(self._plain) - same)]
 
+    def _file(self, sound: Any) -> str:
+        """A WAV file of samples, in base64."""
+        import soundfile
 
-class _Heard:
-    """In the place of a tokenizer that has read a conversation: it gives the sounds out."""
-
-    def __init__(self, sounds: Sequence[Any]) -> None:
-        self._sounds = sounds
-        self.init_kwargs: dict[str, Any] = {}  # a processor looks for options there
-
-    def apply_chat_template(self, conversations: Any, **options: Any) -> dict[str, Any]:
-        return {"audio": [*self._sounds]}
+        target = io.BytesIO()
+        soundfile.write(target, sound, self.rate, format="WAV", subtype="FLOAT")
+        return base64.b64encode(target.getvalue()).decode()

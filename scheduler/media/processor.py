@@ -44,6 +44,7 @@ class Processor:
         self.sense = sense
         self._processor = processor
         self._part: Any = part
+        self._tokenizer: Any = processor.tokenizer
 
     @cached_property
     def fingerprint(self) -> str:
@@ -56,15 +57,12 @@ class Processor:
     @property
     def added(self) -> frozenset[int]:
         """The tokens that were added to the vocabulary of its tokenizer."""
-        return frozenset(self._processor.tokenizer.added_tokens_decoder)
+        return frozenset(self._tokenizer.added_tokens_decoder)
 
     @property
     def rate(self) -> int:
         """Samples of a sound in a second."""
         return int(self._part.sampling_rate)
-
-    def prepare(self, model: Any) -> None:
-        """Measure on the model what the processor does not know. Raises NoProcessor."""
 
     def process(self, data: Sequence[bytes]) -> Processed:
         """Encoded media, one after the other with nothing between. Raises ValueError for bytes that are none, and for a
@@ -98,7 +96,7 @@ class Processor:
         if len(found) != len(media):
             raise ValueError(f"the processor does not tell by what text it replaces a {self.sense.noun}")
         text = "".join(one["replacement"] for one in found)
-        ids: list[int] = self._processor.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return Processed(text, ids, {name: value for name, value in made.items() if name not in _TEXT})
 
 

@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import transformers
-from transformers import AutoProcessor, PreTrainedTokenizerFast, ProcessorMixin
+from transformers import AutoProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from cache.error_line import first_line
 from scheduler.extras import install_command
 from scheduler.media.conversation_processor import ConversationProcessor, speaks_only
 from scheduler.media.processor import NoProcessor, Processor
-from scheduler.media.senses import PICTURES, SOUNDS, VIDEOS, Sense
+from scheduler.media.senses import SOUNDS, VIDEOS, Sense
 
 _PART = re.compile("(video|image)_processor$")
 
 
-def read_processor(model: str, settings: Any, sense: Sense = PICTURES, tokenizer: Any = None) -> Processor:
-    """The processor of a hub id or folder with this configuration. ``tokenizer``: that of the model, in the
-    place of one that does not take the text of special tokens. Raises NoProcessor.
+def read_processor(model: str, settings: Any, sense: Sense, tokenizer: Any) -> Processor:
+    """The processor of a hub id or folder with this configuration. ``tokenizer``: that of the model.
+    Raises NoProcessor.
     """
     if not sense.is_there:
         raise NoProcessor(f"{sense.noun}s need a library: {install_command('media')}")
@@ -35,9 +35,9 @@ def read_processor(model: str, settings: Any, sense: Sense = PICTURES, tokenizer
     for read in readers:
         try:
             made = read()
-            if tokenizer is not None and not isinstance(made.tokenizer, PreTrainedTokenizerFast):
-                made.tokenizer = tokenizer
-            return ConversationProcessor(made, sense) if speaks_only(made, sense) else Processor(made, sense)
+            if speaks_only(made, sense):
+                return ConversationProcessor(made, sense, tokenizer)
+            return Processor(made, sense)
         except Exception as error:  # whatever a reader of foreign files raises
             reason = reason if read is not readers[0] else first_line(error, 160)
     raise NoProcessor(f"its processor cannot be loaded: {reason}")

@@ -44,7 +44,6 @@ def find_eyes(
             if divided:
                 raise Blind(f"{sense.noun}s cannot be used with --tensor-parallel")
             processor = read_processor(name, model.config, sense, tokenizer)
-            processor.prepare(model)
             sight = look(verdict.mode, processor, page_size, rope, tolerance)
             eyes = Eyes(processor, sight)
             if found and (obstacle := look_together(verdict.mode, [*found, eyes], page_size, rope, tolerance)):

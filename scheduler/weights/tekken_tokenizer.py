@@ -1,6 +1,6 @@
-"""The tokenizer of a checkpoint that has Mistral's ``tekken.json``. transformers makes a usual tokenizer of it, with a chat
-template where one lies beside it or mistral-common (extra ``mistral``) is installed; with that it would by itself give one
-of another kind, which takes no text with special tokens.
+"""The tokenizer of a checkpoint that has Mistral's ``tekken.json``. transformers makes a usual tokenizer of it, with a
+chat template where one lies beside it or mistral-common (extra ``mistral``) is installed. By itself it gives one of
+that library then, which takes no special tokens in text.
 """
 
 from __future__ import annotations

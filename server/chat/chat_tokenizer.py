@@ -23,6 +23,7 @@ from server.chat.front_probe import measure_leading_tools, measure_places, measu
 from server.chat.late_tools import tools_in_front, tools_where_they_came
 from server.chat.plain_tokenizer import PlainTokenizer
 from server.chat.rendering import PLAIN, Rendering
+from server.chat.template_content import with_own_parts
 from server.config.prompt_rules import MESSAGES_JOINED, PROMPT_RULES, REASONING_KEPT, SYSTEM_IN_PLACE, TOOLS_IN_PLACE
 from server.constraints.grammars import is_named
 from server.log.logged_message import LoggedMessage, Scalar
@@ -186,6 +187,7 @@ class ChatTokenizer:
             raise TemplateRefused("This model has no chat template: use /v1/completions instead.")
         developer = "developer" if "developer" in self._template else "system"
         named = [{**m, "role": developer} if m["role"] == "developer" else {**m} for m in messages]
+        named = with_own_parts(named, self._template)
         options = {**(variables or {}), "tools": [dict(tool) for tool in tools] or None}
         try:
             text = self._tokenizer.apply_chat_template(

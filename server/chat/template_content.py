@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.log.logged_message import LoggedMessage
 from server.media.media import interleave
 
 Content = str | list[dict[str, Any]]
+_OPENAI = {"image": "image_url", "audio": "input_audio", "video": "video_url"}  # what some templates name media
 
 
 def template_content(message: LoggedMessage) -> Content:
@@ -46,3 +48,21 @@ def parts_of(content: Content) -> list[dict[str, Any]]:
 def text_part(text: str) -> dict[str, Any]:
     """A text as a part."""
     return {"type": "text", "text": text}
+
+
+def with_own_parts(messages: Sequence[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+    """Messages whose media are named as a template does: as transformers' processors, or as OpenAI's API."""
+    names = {kind: name for kind, name in _OPENAI.items() if name in template and not _quotes(template, kind)}
+    if not names:
+        return [*messages]
+    return [{**message, "content": _renamed(message.get("content"), names)} for message in messages]
+
+
+def _quotes(template: str, word: str) -> bool:
+    return f"'{word}'" in template or f'"{word}"' in template
+
+
+def _renamed(content: Any, names: Mapping[str, str]) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [{**part, "type": names.get(part["type"], part["type"])} for part in content]

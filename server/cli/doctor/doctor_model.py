@@ -306,7 +306,9 @@ def words(config: DoctorConfig) -> Iterator[Finding]:
 def template(there: bool, found: Stability) -> Finding:
     """Whether a client that sends its whole history has it found in the cache."""
     if not there:
-        return warning("template", "there is no chat template", "only /v1/completions works with this model")
+        advice = "only /v1/completions works; put a chat_template.jinja beside the weights, or for a model with "
+        advice += f"Mistral's tekken.json: {install_command('mistral')}"
+        return warning("template", "there is no chat template", advice)
     if found.prefix_stable is None:
         return warning("template", "it accepted none of the test conversations", "try a chat with it")
     if found.diverges is None:

@@ -18,6 +18,7 @@ from scheduler.model_facts import MediaMarks
 from server.chat.chat_tokenizer import ChatTokenizer
 from server.chat.expansions import Expansion, PromptMedia, expand_with, media_of
 from server.chat.prompts import EMPTY_RECORD, Prompt, continuation
+from server.chat.template_content import with_own_parts
 from server.errors import ApiError
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
@@ -169,3 +170,14 @@ def test_two_pictures_are_refused_by_a_model_that_takes_one() -> None:
     for messages in ([showing("Look: ", CAT, CAT)], [showing("Look: ", CAT), showing("And: ", DOG)]):
         with pytest.raises(ApiError, match="takes one picture in a conversation"):
             media_of(one, messages)
+
+
+@pytest.mark.parametrize(("type", "named"), [("audio", "audio"), ("input_audio", "input_audio"), ("other", "audio")])
+def test_templates_name_media_as_processors_or_as_openai(type: str, named: str) -> None:
+    told: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "?"}]},
+        {"role": "assistant"},
+    ]
+    made = with_own_parts(told, f"{{% if part['type'] == '{type}' %}}")
+    assert [part["type"] for part in made[0]["content"]] == [named, "text"]
+    assert told[0]["content"][0]["type"] == "audio", "what was passed in stays"
