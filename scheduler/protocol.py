@@ -225,9 +225,8 @@ class Delta(msgspec.Struct, frozen=True):
     multi-byte character may still be forming. ``tokens`` includes the token that ended the turn. ``stop`` tells which
     stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``. ``thinking_cut``: the turn's
     budget for reasoning was spent, and the end of the reasoning was forced, with this delta or an earlier one.
-    ``drafts``: with the last delta, tokens drafted for the turn and accepted ones, by ``DraftSource``. ``state``: with
-    the last one, float32, little-endian, if it was asked for.
-    """
+    With the last one: ``drafts``, tokens drafted for the turn and accepted ones, by ``DraftSource``; ``state``,
+    float32, little-endian, if it was asked for; ``encoding``, seconds of the encoder passes that it waited for."""
 
     turn: str
     tokens: tuple[int, ...] = ()
@@ -241,6 +240,7 @@ class Delta(msgspec.Struct, frozen=True):
     thinking_cut: bool = False
     drafts: dict[str, tuple[int, int]] = {}
     state: bytes = b""
+    encoding: float = 0.0
 
 
 QUEUE_FULL = "Too many requests are waiting; try again later."

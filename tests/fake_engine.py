@@ -148,6 +148,7 @@ class FakeEngine:
         self.adapter_error = ""  # why it loads none
         self.spare = False  # the last one of these
         self.pooled: list[tuple[str, list[PoolInput]]] = []  # tenants and inputs of requests for vectors
+        self.encoding = 0.0  # told with the last delta
         self.receipts: list[Receipt] = []  # of the next turns; later ones are made of what was seen before
         self.running: set[str] = set()
         self._tokens = tokens
@@ -377,7 +378,9 @@ class FakeEngine:
             logprobs = () if request.logprobs is None else (self._logprob(token, request.logprobs),)
             told = number > cut
             delta = Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs, thinking_cut=told)
-            deltas.append(delta if reason is None else structs.replace(delta, drafts=self.drafts))
+            deltas.append(
+                delta if reason is None else structs.replace(delta, drafts=self.drafts, encoding=self.encoding)
+            )
             if reason is not None:
                 return deltas
         state = np.arange(1, 5, dtype="<f4").tobytes() if request.state else b""

@@ -36,6 +36,7 @@ class MediaEncoder:
         sight = first.sight
         alike = [pair for pair in waiting if pair[1].sight is sight and pair[1].shapes == first.shapes]
         chosen = waiting[:1] if decodes or not sight.together else alike[:TOGETHER]
+        before = self._store.seconds
         try:
             self._store.encode(list(dict.fromkeys(medium for _, medium in chosen)))
         except Exception as error:  # out of memory, or a bug in a model
@@ -47,7 +48,8 @@ class MediaEncoder:
             else:
                 self._fail(chosen[0][0], "the model failed on a picture or sound of this request")
             return
-        for turn, _ in chosen:
+        for turn in dict.fromkeys(turn for turn, _ in chosen):
+            turn.encoding += self._store.seconds - before
             self.keep(turn)
 
     def keep(self, turn: Turn) -> None:

@@ -78,6 +78,7 @@ class StopChecker:
             logprobs=(self.spell_logprobs(sampled),) if sampled.logprob is not None else (),
             thinking_cut=drawn.thinking_cut,
             drafts=drawn.turn.drafts if drawn.reason is not None else {},
+            encoding=drawn.turn.encoding if drawn.reason is not None else 0.0,
         )
 
     def spell_logprobs(self, sampled: SampledToken) -> TokenLogprob:

@@ -63,6 +63,7 @@ class Turn:
     token_counts: TokenCounts | None = None  # where a penalty needs it
     state: HostCopy | None = None  # what the output head has read behind its prompt, ``[H]``, where it is wanted
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: tokens drafted, tokens accepted
+    encoding: float = 0.0  # seconds of the encoder passes that it waited for
 
     def __post_init__(self) -> None:
         prompt = unpack_ids(self.request.prompt)
@@ -154,7 +155,14 @@ class Turn:
     def last_delta(self, reason: FinishReason, error: str | None) -> Delta:
         """What is told of it where it ends without a token."""
         state = b"" if self.state is None else self.state.wait()[0].numpy().astype("<f4").tobytes()
-        return Delta(self.request.turn, finish_reason=reason, error=error, drafts=self.drafts, state=state)
+        return Delta(
+            self.request.turn,
+            finish_reason=reason,
+            error=error,
+            drafts=self.drafts,
+            state=state,
+            encoding=self.encoding,
+        )
 
     def append(self, token: int) -> None:
         """A token was sampled: it is pending, to be fed by the next step."""

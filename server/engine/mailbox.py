@@ -136,4 +136,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         thinking_cut=any(delta.thinking_cut for delta in deltas),
         drafts=last.drafts,
         state=last.state,
+        encoding=last.encoding,
     )

@@ -287,6 +287,7 @@ class Stopwatch:
         self.prefill: float | None = None
         self.ran = 0.0
         self.decode: float | None = None
+        self.encoding = 0.0
         self._metrics = metrics
         self._started = self._last = started
         self._submitted = self._admitted = self._written = time.monotonic()
@@ -332,6 +333,7 @@ class Stopwatch:
             self._tokens += len(delta.tokens)
             self._last = now
         if delta.finish_reason is not None:
+            self.encoding = delta.encoding
             self.end(delta.finish_reason)
 
     def end(self, reason: FinishReason) -> None:

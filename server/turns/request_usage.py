@@ -113,6 +113,8 @@ class RequestUsage:
             or None,
             "warmturn.queue.duration": max((w.queued for w in self.watches if w.queued is not None), default=None),
             "warmturn.cache.load.duration": sum(receipt.load_seconds for receipt in receipts) or None,
+            "warmturn.media.encoded": sum(receipt.encoded for receipt in receipts) or None,
+            "warmturn.media.encode.duration": sum(watch.encoding for watch in self.watches) or None,
             "warmturn.cache.miss": next((str(r.miss) for r in receipts if r.miss is not None), None),
         }
         for tier in tuple(Tier)[1:]:

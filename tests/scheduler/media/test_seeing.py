@@ -47,6 +47,19 @@ def test_chunks_of_a_prompt_may_end_anywhere(name: str, step_tokens: int) -> Non
     kit.leave()
 
 
+def test_a_turn_is_told_how_long_the_encoder_took_for_it() -> None:
+    """With its last delta only; a turn that finds the rows has waited for nothing."""
+    kit = SeeingKit("llava")
+    for waited in (True, False):
+        _, outcome = kit.ask(turn_one())
+        *before, last = outcome.deltas
+        assert (last.encoding > 0) is waited
+        assert not any(delta.encoding for delta in before)
+    assert kit.engine.media_store is not None
+    assert kit.engine.media_store.passes == 1
+    kit.leave()
+
+
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_what_a_forward_with_pictures_leaves_on_the_model_is_in_no_other_session(name: str) -> None:
     """``rope_deltas`` of one picture, or of nobody's, beside sessions with others: all positions are explicit."""

@@ -94,7 +94,9 @@ async def test_a_chat_is_one_span_below_its_requests(site: Site, spans: Spans) -
 async def test_a_session_is_a_conversation_and_what_it_reused_is_told(site: Site, spans: Spans) -> None:
     path = "/v1/sessions/my-chat/chat/completions"
     await site.chat(path, stream=True)
-    site.engine.receipts = [Receipt(100, 90, loaded={Tier.HOST: 20, Tier.DISK: 30, Tier.REMOTE: 5}, load_seconds=0.25)]
+    loaded = {Tier.HOST: 20, Tier.DISK: 30, Tier.REMOTE: 5}
+    site.engine.receipts = [Receipt(100, 90, loaded=loaded, load_seconds=0.25, media=3, encoded=2)]
+    site.engine.encoding = 0.75
     await site.chat(path, stream=True)
     first, second = spans.generations()
     assert first["gen_ai.conversation.id"] == second["gen_ai.conversation.id"] == "my-chat"
@@ -104,6 +106,9 @@ async def test_a_session_is_a_conversation_and_what_it_reused_is_told(site: Site
     assert second["warmturn.cache.disk_tokens"] == 30
     assert second["warmturn.cache.remote_tokens"] == 5
     assert second["warmturn.cache.load.duration"] == 0.25
+    assert second["warmturn.media.encoded"] == 2
+    assert second["warmturn.media.encode.duration"] == 0.75
+    assert not [name for name in first if name.startswith("warmturn.media")]
     assert second["gen_ai.response.finish_reasons"] == ("stop",)
 
 
