@@ -20,7 +20,7 @@ from cache.media_ids import MEDIA, media_ids
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
-from cache.pages.timeline_media import PlacedMedium
+from cache.pages.timeline_media import PlacedMedium, TimelineMedia
 from cache.store import SessionStore
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode
@@ -113,11 +113,6 @@ class _Chat(NamedTuple):
     ids: array[int]
     stops: list[int]
     expected: torch.Tensor
-
-    @property
-    def places(self) -> list[np.ndarray[Any, Any]]:
-        """Where the rows of each medium stand."""
-        return _places(self.ids, self.media)
 
 
 class _SightTrial:
@@ -260,8 +255,7 @@ class _SightTrial:
         """The same with the rows of each medium, in the way that is tried, in place of pixels."""
         model, sight = self.mode.model, self.sight
         tokens = torch.from_numpy(np.asarray(timeline, np.int64))[None].to(model.device)
-        placed = [PlacedMedium(*pair) for pair in zip(media, _places(timeline, media), strict=True)]
-        whole = sight.place(timeline, placed, [sight.position_inputs(one.inputs) for one in media])
+        whole = _placed(sight, timeline, media)
         given = {**sight.types(tokens >= MEDIA), **sight.inputs(tokens, [FedPart(whole, 0, len(timeline))])}
         if "attention_mask" in sight.accepts:
             given["attention_mask"] = torch.ones_like(tokens)
@@ -306,10 +300,8 @@ class _SightTrial:
         session.warm = session.running = True
         store.reserve(session, len(chat.ids))
         if chat.media:
-            placed = [PlacedMedium(*pair) for pair in zip(chat.media, chat.places, strict=True)]
-            kept = [one.sight.position_inputs(one.inputs) for one in chat.media]
             assert self.mode.sight is not None
-            session.media = self.mode.sight.place(chat.ids, placed, kept)
+            session.media = _placed(self.mode.sight, chat.ids, chat.media)
         return session
 
     @staticmethod
@@ -351,6 +343,12 @@ class _JointTrial(_SightTrial):
 
     def _inputs(self, media: Sequence[_MadeUp]) -> dict[str, Any]:
         return {name: value for one in media for name, value in one.inputs.items()}
+
+
+def _placed(sight: Sight | JointSight, ids: array[int], media: Sequence[_MadeUp]) -> TimelineMedia:
+    """The media of a timeline, as ``sight`` places them."""
+    placed = [PlacedMedium(*pair) for pair in zip(media, _places(ids, media), strict=True)]
+    return sight.place(ids, placed, [one.sight.position_inputs(one.inputs) for one in media])
 
 
 def _places(ids: array[int], media: Sequence[_MadeUp]) -> list[np.ndarray[Any, Any]]:

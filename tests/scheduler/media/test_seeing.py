@@ -78,6 +78,7 @@ def test_what_a_forward_with_pictures_leaves_on_the_model_is_in_no_other_session
         kit.run()
         for turn, parts in turns.items():
             kit.check(kit.ids(parts), parts, kit.outcomes[turn])
+        assert kit.encoded == 2
     finally:
         holder.rope_deltas = before
     kit.leave()
