@@ -15,7 +15,6 @@ from cache.pages.prefix import PrefixIndexes
 from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
-from cache.pages.timeline_key import is_marked
 from cache.residency import Residency
 from cache.segments.chain import Owner
 from cache.tier import StopKind
@@ -53,7 +52,7 @@ class SessionStore:
         self.skeleton: Any = None  # any state of this model, to restore others by
         self.threshold = threshold
         self._named: dict[tuple[str, str], SessionCache] = {}
-        self._index: PrefixIndexes[SessionCache] = PrefixIndexes()
+        self.index: PrefixIndexes[SessionCache] = PrefixIndexes()
 
     def attach(self, archive: Archive | None) -> None:
         """Use the tiers below memory, if there are any."""
@@ -78,7 +77,7 @@ class SessionStore:
         any other of ``tenant``.
         """
         long = self.is_long(len(prompt))
-        found, shared = self._index.match(tenant, long, prompt)
+        found, shared = self.index.match(tenant, long, prompt)
         reach = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
         named = self.find(tenant, name) if name is not None else None
         own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
@@ -86,35 +85,7 @@ class SessionStore:
 
     def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None:
         """The session of ``tenant`` in memory whose shareable tokens have the longest common prefix with ``ids``."""
-        return self._index.match(tenant, self.is_long(len(ids)), ids)[0]
-
-    def closest(self, tenant: str, prompt: array[int]) -> tuple[int, int | None]:
-        """The length of the longest prefix that ``prompt`` has in common with any cached or stored timeline of
-        ``tenant``, and the token with which that timeline continues.
-        """
-        long = self.is_long(len(prompt))
-        session, shared = self._index.match(tenant, long, prompt)
-        ids = session.shareable if session is not None else array("i")
-        if self.archive is not None:
-            head, stored = self.archive.disk.match(tenant, prompt, long)
-            if head is not None and stored > shared:
-                shared, ids = stored, head.shareable
-        return shared, ids[shared] if shared < len(ids) else None
-
-    def timeline_of(self, tenant: str, name: str, length: int | None = None) -> array[int]:
-        """What is cached or stored of the named session, or its first ``length`` tokens, as the cache knows them."""
-        session = self.find(tenant, name)
-        if session is not None:
-            return session.token_ids[: session.length if length is None else min(length, session.length)]
-        head = None if self.archive is None else self.archive.disk.head(Owner(tenant, name, True))
-        return array("i") if head is None else head.tip.timeline(length)[0]
-
-    def is_of_other_weights(self, tenant: str, name: str, prompt: array[int]) -> bool:
-        """Whether what is cached or stored of the named session was computed with another adapter than ``prompt`` will
-        be, see ``TimelineKey``.
-        """
-        first = next(iter(self.timeline_of(tenant, name, 1)), None)
-        return first is not None and first != prompt[0] and (is_marked(first) or is_marked(prompt[0]))
+        return self.index.match(tenant, self.is_long(len(ids)), ids)[0]
 
     def acquire(
         self,
@@ -161,18 +132,26 @@ class SessionStore:
         self.pool.promote(off_device)
         session.on_pages_moved()
         session.move(self.pool.device.device)
+        session.continued = session.continued or (known and reused > 0)
+        self._begin(session, prompt, long)
+        if name is not None and named is not session:
+            self._pass_name(named, session, name)
+        return Acquired(session, reused, min(len(off_device) * self.pool.page_size, reused))
+
+    def _pass_name(self, named: SessionCache | None, session: SessionCache, name: str) -> None:
+        """Give ``session`` the name, and the pin, of the one that had it, which is discarded."""
+        if named is not None:
+            session.pinned_until = max(session.pinned_until, named.pinned_until)
+            self.discard(named)
+        self.name(session, name)
+
+    def _begin(self, session: SessionCache, prompt: array[int], long: bool) -> None:
+        """Give the session ``prompt`` as its timeline, and pages for it. A rewind goes back to what it has now."""
         session.checkpoint()
         session.token_ids = array("i", prompt)
         session.began, session.asked = session.length, len(prompt)
-        session.continued = session.continued or (known and reused > 0)
         self.reserve(session, len(prompt))
-        self._index.put(tenant, long, session)
-        if name is not None and named is not session:
-            if named is not None:
-                session.pinned_until = max(session.pinned_until, named.pinned_until)
-                self.discard(named)
-            self.name(session, name)
-        return Acquired(session, reused, min(len(off_device) * self.pool.page_size, reused))
+        self.index.put(session.tenant, long, session)
 
     def reserve(self, session: SessionCache, length: int) -> bool:
         """Reserve pages for ``length`` tokens in all, and make the next one writable. False if running turns hold all
@@ -198,7 +177,7 @@ class SessionStore:
 
     def publish(self, session: SessionCache) -> None:
         """Put what a running session has cached so far in the prefix index."""
-        self._index.put(session.tenant, session.long, session)
+        self.index.put(session.tenant, session.long, session)
 
     def release(self, session: SessionCache, stop: Stop | None = None) -> None:
         """The session's turn is over: it is idle, most recently used, and may be evicted. ``stop``: the end of the
@@ -227,7 +206,7 @@ class SessionStore:
 
     def discard(self, session: SessionCache) -> None:
         """Drop a session, idle or running, and its KV."""
-        self._index.remove(session.tenant, session.long, session)
+        self.index.remove(session.tenant, session.long, session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
         self.residency.remove(session)
@@ -303,7 +282,7 @@ class SessionStore:
         not change.
         """
         own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
-        found, shared = self._index.match(tenant, long, prompt)
+        found, shared = self.index.match(tenant, long, prompt)
         shared = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
         if named is not None and named.long is long and own >= shared:
             return named, own
@@ -373,7 +352,7 @@ class SessionStore:
             return
         if self.archive is not None:
             session.checkpoint()
-        self._index.put(session.tenant, session.long, session)
+        self.index.put(session.tenant, session.long, session)
         self.residency.keep(session)
 
     def _cut(self, session: SessionCache, length: int) -> None:

@@ -60,15 +60,7 @@ def build_engine(
     progress. Raises ``TooSmall``, and ``LoadFailed`` for an adapter.
     """
     device, mode = loaded.model.device, loaded.verdict.mode
-    asked: AskedDrafter | None = None
-    idle = "--speculate is off" if config.speculate == "off" else "--draft-model drafts instead"
-    if draft is not None:
-        total = config.kv_memory or spare(device, config.tensor_parallel)
-        config, small = divide_memory(config, total, loaded, draft)
-        asked = build_drafter(small, draft, loaded)
-    elif config.speculate != "off":
-        heads, idle = load_heads(loaded)
-        asked = HeadsDrafter(heads, loaded.model.get_decoder()) if heads is not None else None
+    config, asked, idle = choose_drafter(config, loaded, draft)
     store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold, loaded.followers)
     store.skeleton = loaded.verdict.skeleton
     if mode.caches:
@@ -101,6 +93,23 @@ def build_engine(
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator, media_store)
     facts = facts_of(config, loaded, store, context, graphs, idle)
     return engine, msgspec.structs.replace(facts, adapters=tuple(adapter.facts for adapter in adapters))
+
+
+def choose_drafter(
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None
+) -> tuple[EngineConfig, AskedDrafter | None, str]:
+    """What drafts tokens when it is asked: ``draft``, else heads of the model itself. Returns also the configuration
+    with the memory that is left for the model's own KV, and why such heads do not draft.
+    """
+    if draft is not None:
+        total = config.kv_memory or spare(loaded.model.device, config.tensor_parallel)
+        config, small = divide_memory(config, total, loaded, draft)
+        idle = "--speculate is off" if config.speculate == "off" else "--draft-model drafts instead"
+        return config, build_drafter(small, draft, loaded), idle
+    if config.speculate == "off":
+        return config, None, "--speculate is off"
+    heads, idle = load_heads(loaded)
+    return config, HeadsDrafter(heads, loaded.model.get_decoder()) if heads is not None else None, idle
 
 
 def know_media(config: EngineConfig, loaded: LoadedModel, archive: Archive | None) -> MediaStore | None:

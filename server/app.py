@@ -88,16 +88,25 @@ def create_app(
         log.holdings.beside = batches.files.bytes_of
     parts = {"ollama": ollama, "sharing": sharing, "batches": batches is not None}
     turns = include_routes(app, without=[name for name, wanted in parts.items() if not wanted])
-
-    def before(rest: ASGIApp) -> ASGIApp:
-        app.state.dispatch = Dispatch(rest, turns, models)
-        admitted = Overload(app.state.dispatch, models, turns)
-        guard = Guard(admitted, keyring, Hosts(allowed_hosts), allowed_origins)
-        access = Access(guard, models.first.metrics)
-        return Cors(access, allowed_origins) if allowed_origins else access
-
-    app.before = before
+    app.before = partial(_in_front, app, turns, Hosts(allowed_hosts), keyring, allowed_origins)
     return app
+
+
+def _in_front(
+    app: App,
+    turns: TurnRoutes,
+    hosts: Hosts,
+    keyring: Keyring,
+    allowed_origins: Collection[str],
+    rest: ASGIApp,
+) -> ASGIApp:
+    """What a request goes through before its route, ``rest``; the outermost first."""
+    models: ModelRegistry = app.state.models
+    app.state.dispatch = Dispatch(rest, turns, models)
+    admitted = Overload(app.state.dispatch, models, turns)
+    guard = Guard(admitted, keyring, hosts, allowed_origins)
+    access = Access(guard, models.first.metrics)
+    return Cors(access, allowed_origins) if allowed_origins else access
 
 
 def include_routes(app: FastAPI, without: Collection[str]) -> TurnRoutes:

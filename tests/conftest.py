@@ -62,7 +62,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: later collections need not look through its millions of objects."""
+    """What was imported stays: later collections need not look through its millions of objects.
+
+    Torch's forty loggers do not propagate, and pytest puts handlers on each logger that does not, six times a test.
+    """
+    for name in logging.root.manager.loggerDict:
+        if name.partition(".")[0] == "torch":
+            logging.getLogger(name).propagate = True
     gc.freeze()
     gc.enable()
 

@@ -18,6 +18,7 @@ from cache.media_ids import media_ids
 from cache.tier import Tier, TierHolding
 from scheduler.adapter_messages import AdapterLoaded
 from scheduler.core.thinking import ThinkingState
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import AdapterFacts, MediaMarks, ModelFacts, PoolingFacts
 from scheduler.pooling_messages import Pooled, PoolInput
 from scheduler.protocol import (
@@ -29,7 +30,6 @@ from scheduler.protocol import (
     Imported,
     Inspected,
     MediaItem,
-    Stats,
     Submit,
     TokenLogprob,
     Warm,

@@ -24,6 +24,7 @@ import zmq
 
 from cache.tier import Tier, TierHolding, TierStats
 from scheduler.engine_config import EngineConfig
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     Cancel,
@@ -44,7 +45,6 @@ from scheduler.protocol import (
     Ready,
     Refused,
     Shutdown,
-    Stats,
     StepOutputs,
     Submit,
     ToEngine,

@@ -97,5 +97,5 @@ class Bench:
         assert self.pool.host.free == self.pool.host.slots
         assert not self.pool.stranded
         assert not self.store._named
-        assert not self.store._index
+        assert not self.store.index
         assert len(self.store.residency) == 0

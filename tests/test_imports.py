@@ -30,6 +30,7 @@ DOORS = (
     "scheduler.cgroups",
     "scheduler.adapter_messages",
     "scheduler.engine_config",
+    "scheduler.engine_stats",
     "scheduler.extras",
     "scheduler.kept_names",
     "scheduler.model_names",
@@ -159,9 +160,9 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
     "cache": "error_line tier media_frames media_ids durable_files whole_files compiler memory segments pages "
-    "attention tiers residency store inventory",
+    "attention tiers residency store known_timelines inventory",
     "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
-    "engine_config tokenizer_parts grammar_limits turn_receipt protocol logs cgroups extras kept_names model_names "
+    "engine_config tokenizer_parts grammar_limits turn_receipt engine_stats protocol logs cgroups extras kept_names model_names "
     "meta_kernels cores checkup engine_import_savings weights accel.cpu accel.gpu adapters media forward parallel "
     "model sessionless speech pooling core engine_assembly process follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless server_import_savings media log "

@@ -27,8 +27,9 @@ from typing import Any, cast
 import uvloop
 
 import server
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Delta, FinishReason, Stats, Submit
+from scheduler.protocol import Delta, FinishReason, Submit
 from scheduler.turn_receipt import Receipt
 from server.api.sessions.transfers import Transfers
 from server.app import create_app

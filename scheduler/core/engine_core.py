@@ -34,6 +34,7 @@ from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import Vocabulary
 from scheduler.core.turn import Turn
 from scheduler.core.turn_limits import Limits
+from scheduler.engine_stats import Stats
 from scheduler.media.media_store import MediaStore
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
@@ -44,7 +45,6 @@ from scheduler.protocol import (
     Delta,
     FinishReason,
     Refused,
-    Stats,
     StepOutputs,
     Submit,
     TokenLogprob,

@@ -13,8 +13,9 @@ from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.speculator import Speculator
+from scheduler.engine_stats import Stats
 from scheduler.media.media_store import MediaStore
-from scheduler.protocol import DraftSource, Stats
+from scheduler.protocol import DraftSource
 
 _LOOK = 10.0  # seconds between two looks at all pages
 

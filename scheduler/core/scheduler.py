@@ -8,6 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from functools import partial
 
+from cache import known_timelines
 from cache.pages.retention import Stop
 from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import Acquired
@@ -296,8 +297,8 @@ class Scheduler:
         reuse = self._reuse and turn.reusable
         request, ids = turn.request, turn.timeline
         first, name = reuse and turn.receipt is None, request.session
-        closest = self.store.closest(turn.scope, ids) if first else (0, None)
-        moved = first and name is not None and self.store.is_of_other_weights(turn.scope, name, ids)
+        closest = known_timelines.closest(self.store, turn.scope, ids) if first else (0, None)
+        moved = first and name is not None and known_timelines.is_of_other_weights(self.store, turn.scope, name, ids)
         acquire = partial(self.store.acquire, turn.scope, name, ids, reuse, side=turn.is_side, aside=turn.is_aside)
         acquired = acquire(parent=request.parent)
         while acquired is None and not turn.spare and self._preempt_spare():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cache.inventory import session_holdings
+from cache.known_timelines import timeline_of
 from cache.segments.chain import Owner
 from cache.store import SessionStore
 from scheduler.adapters.adapter_set import AdapterSet
@@ -104,7 +105,7 @@ class SessionCommands:
         else:
             owner = Owner(request.tenant, request.session, True)
             ids = None if request.token_ids is None else unpack_ids(request.token_ids)
-            if ids and (key := self.adapters.key_of(self._store.timeline_of(*owner[:2]), ids)) is not None:
+            if ids and (key := self.adapters.key_of(timeline_of(self._store, *owner[:2]), ids)) is not None:
                 ids = key.mark(ids)
             self._store.archive.export(owner, session, ids, Path(request.folder), told)
 

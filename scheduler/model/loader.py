@@ -229,13 +229,11 @@ def prepare(
     try:
         layers = read_layers(text)
         rope = LongRope(model)
-        known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
-        found = _recall(known)
         packing: Packing | None = None
         if followers is None:
-            verdict, packing = _pack_and_probe(
-                model, layers, rope, found, _compile_options(model, tell), context, rounding, codec
-            )
+            known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
+            found, options = _recall(known), _compile_options(model, tell)
+            verdict, packing = _pack_and_probe(model, layers, rope, found, options, context, rounding, codec)
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
             followers.mirror(model)
@@ -244,22 +242,10 @@ def prepare(
         raise LoadFailed(first_line(error)) from error
     give_back()
     _tell_thresholds(verdict)
-    return LoadedModel(
-        model,
-        tokenizer,
-        layers,
-        verdict,
-        rope,
-        first_tokens(model) if model.config.is_encoder_decoder else (),
-        _ends(model, tokenizer),
-        context,
-        weights,
-        parameters,
-        size,
-        followers,
-        rounding=None if rounding is None else rounding.found,
-        packing=packing,
-    )
+    starts = first_tokens(model) if model.config.is_encoder_decoder else ()
+    ends, rounded = _ends(model, tokenizer), None if rounding is None else rounding.found
+    facts = (starts, ends, context, weights, parameters, size)
+    return LoadedModel(model, tokenizer, layers, verdict, rope, *facts, followers, rounding=rounded, packing=packing)
 
 
 def _tell_thresholds(verdict: Verdict) -> None:

@@ -91,8 +91,6 @@ def probe(
     layers; without it they are not compiled. ``context``: tokens of the longest timelines; None: any length.
     ``codec``: how layers are to keep KV where that fits.
     """
-    two = bool(model.config.is_encoder_decoder)
-    modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
     try:
         trial = _Trial(model, layers, page_size, rope, followers, context)
     except RankLost:
@@ -104,17 +102,7 @@ def probe(
     if packing is not None:
         trial.rounding = max(trial.rounding, packing.tolerance)
         trial.fuses = True
-    verdict = (
-        trial.choose((*modes, *last), trial.rounding, only=first)
-        or trial.choose(modes, trial.rounding)
-        or trial.choose(modes, trial.drift(modes[:1] if two else (AloneMode,)))
-        or trial.choose(last, trial.rounding)
-    )
-    if verdict is None:
-        reasons = "; ".join(dict.fromkeys(trial.tried))
-        raise UnsupportedModel(
-            reasons if trial.is_causal() else f"the result for a token depends on later tokens; {reasons}"
-        )
+    verdict = trial.choose_any(first)
     if packing is not None:
         packing.settle()
         fused = trial.fuse(verdict.mode, verdict.error, packing)
@@ -141,6 +129,25 @@ class _Trial(Measurement):
         self.tried: list[str] = []
         self.fuses = False  # ``fuse`` is called after ``choose``
         self._thresholds = Thresholds(self, context) if followers is None else None
+
+    def choose_any(self, first: str) -> Verdict:
+        """``choose`` among all modes, with wider tolerances where none keeps the usual one. ``first``: what
+        ``describe`` says of the one that is tried alone before. Raises ``UnsupportedModel``.
+        """
+        two = bool(self.model.config.is_encoder_decoder)
+        modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
+        verdict = (
+            self.choose((*modes, *last), self.rounding, only=first)
+            or self.choose(modes, self.rounding)
+            or self.choose(modes, self.drift(modes[:1] if two else (AloneMode,)))
+            or self.choose(last, self.rounding)
+        )
+        if verdict is not None:
+            return verdict
+        reasons = "; ".join(dict.fromkeys(self.tried))
+        if not self.is_causal():
+            reasons = f"the result for a token depends on later tokens; {reasons}"
+        raise UnsupportedModel(reasons)
 
     def choose(self, kinds: tuple[type[Mode], ...], tolerance: float, only: str | None = None) -> Verdict | None:
         """The first mode of ``kinds`` whose error is within ``tolerance``, installed; None where there is none.

@@ -8,10 +8,11 @@ import time
 
 import torch
 
+from scheduler.engine_stats import Stats
 from scheduler.pooling.pooler import Pooler
 from scheduler.pooling.pooling_queue import PoolingQueue, PoolingRequest, tokens_of
 from scheduler.pooling_messages import Pool, Pooled
-from scheduler.protocol import QUEUE_FULL, Cancel, Shutdown, Stats, StepOutputs, ToEngine
+from scheduler.protocol import QUEUE_FULL, Cancel, Shutdown, StepOutputs, ToEngine
 from scheduler.sessionless import HEARTBEAT, MessageChannel, answer_without_sessions
 
 log = logging.getLogger("warmturn.engine")

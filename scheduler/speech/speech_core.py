@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from scheduler.protocol import Stats
+from scheduler.engine_stats import Stats
 from scheduler.speech.recogniser import Recogniser, likeness
 from scheduler.speech_messages import Transcribe, Transcribed
 

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from scheduler.adapter_messages import AdapterLoaded
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
 from scheduler.pooling_messages import Pooled, PoolInput
-from scheduler.protocol import Delta, Expanded, Exported, Imported, Inspected, MediaItem, Stats, Submit, Warm
+from scheduler.protocol import Delta, Expanded, Exported, Imported, Inspected, MediaItem, Submit, Warm
 from scheduler.speech_messages import Transcribe, Transcribed
 from scheduler.tokenizer_parts import TokenizerParts
 from scheduler.turn_receipt import Receipt

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from scheduler.adapter_messages import AdapterLoaded, LoadAdapter
+from scheduler.engine_stats import Stats
 from scheduler.pooling_messages import Pool, Pooled
 from scheduler.protocol import (
     Answer,
@@ -22,7 +23,6 @@ from scheduler.protocol import (
     Imported,
     Inspect,
     Inspected,
-    Stats,
 )
 from scheduler.speech_messages import Transcribe, Transcribed
 from server.engine.engine import EngineDied, EngineUnavailable

@@ -17,6 +17,7 @@ import zmq
 
 from scheduler.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from scheduler.engine_config import AdapterSource, EngineConfig
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
 from scheduler.pooling_messages import Pooled, PoolInput
 from scheduler.protocol import (
@@ -39,7 +40,6 @@ from scheduler.protocol import (
     Pin,
     Ready,
     Refused,
-    Stats,
     StepOutputs,
     Submit,
     TokenizerRead,

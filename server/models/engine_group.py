@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from cache.tier import Tier, TierHolding
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
 from scheduler.pooling_messages import Pooled, PoolInput
-from scheduler.protocol import Expanded, Exported, Imported, Inspected, MediaItem, Stats, Submit, Warm
+from scheduler.protocol import Expanded, Exported, Imported, Inspected, MediaItem, Submit, Warm
 from scheduler.speech_messages import Transcribe, Transcribed
 from server.engine.engine import Engine, EngineUnavailable, State, TurnRefused, TurnStream
 

@@ -6,7 +6,6 @@ token or request is cheap.
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Iterator
 from typing import get_args
@@ -16,12 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cache.tier import StopKind, Tier
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Delta, DraftSource, FinishReason, Stats
+from scheduler.protocol import Delta, DraftSource, FinishReason
 from scheduler.turn_receipt import Miss, Receipt
 from server import __version__
 from server.log.recovery.salvage import Salvage
 from server.schemas.objects import LineOutcome, MissReason
+from server.telemetry.engine_counts import EngineCounts
 from server.telemetry.metric_types import Counter, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,17 +76,9 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
-        ProcessCollector("warmturn_engine", pid=lambda: self._stats.pid, registry=self.registry)
-        self._stats = Stats()
+        ProcessCollector("warmturn_engine", pid=lambda: self._engines.stats.pid, registry=self.registry)
+        self._engines = EngineCounts()
         self._ready = False
-        self._engine = 0  # process id of the last engine
-        # What earlier engines have counted, by names in ``Stats``.
-        self._before: collections.Counter[str] = collections.Counter()
-        self._missed: collections.Counter[str] = collections.Counter()  # and their misses
-        self._evicted: collections.Counter[Tier] = collections.Counter()  # and evictions
-        self._evicted_after: collections.Counter[str] = collections.Counter()  # the same by ``StopKind``
-        self._drafted: collections.Counter[str] = collections.Counter()  # by ``DraftSource``
-        self._accepted: collections.Counter[str] = collections.Counter()
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
@@ -148,23 +141,13 @@ class Metrics(Collector):
         """Update from the engine's statistics. Must be called often, as counts of a dead engine since the last call are
         lost.
         """
-        if stats.pid != self._stats.pid:
-            for field in COUNTERS:
-                self._before[field] += getattr(self._stats, field)
-            self._evicted.update({tier: held.evictions for tier, held in self._stats.tiers.items()})
-            self._missed.update(self._stats.misses)
-            self._evicted_after.update(self._stats.evictions_after)
-            self._drafted.update(self._stats.drafted)
-            self._accepted.update(self._stats.accepted)
-        if stats.pid and stats.pid != self._engine:
-            self.restarts.add(self._engine != 0)
-            self._engine = stats.pid
-        self._stats, self._ready = stats, ready
+        self.restarts.add(self._engines.update(stats))
+        self._ready = ready
 
     def count_unload(self) -> None:
         """The engine was ended because its model was unloaded: the next one is no restart."""
-        self.engine(Stats(), False)
-        self._engine = 0
+        self._engines.unload()
+        self._ready = False
 
     def model(self, name: str, facts: ModelFacts | None) -> None:
         """Set the served model and its name in the API; None: unchanged."""
@@ -204,12 +187,12 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the current values."""
-        stats = self._stats
+        stats = self._engines.stats
         yield _gauge("engine_ready", "1 while the engine takes turns", float(self._ready))
         for field, (name, text) in GAUGES.items():
             yield _gauge(name, text, getattr(stats, field))
         for field, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, self._before[field] + getattr(stats, field))
+            yield CounterMetricFamily(PREFIX + name, text, self._engines.total(field))
         yield self._evictions()
         yield from self._retention()
         yield from self._drafts()
@@ -223,7 +206,7 @@ class Metrics(Collector):
     def _evictions(self) -> Metric:
         family = CounterMetricFamily(PREFIX + "evictions", "Sessions evicted from a tier", labels=["tier"])
         for tier in Tier:
-            family.add_metric([tier], self._evicted[tier] + self._stats.tier(tier).evictions)
+            family.add_metric([tier], self._engines.evictions(tier))
         return family
 
     def _retention(self) -> Iterator[Metric]:
@@ -233,8 +216,8 @@ class Metrics(Collector):
         text = "Pause that 9 of 10 conversations stay within that go on"
         hold = GaugeMetricFamily(PREFIX + "retention_hold_seconds", text, labels=["after"])
         for kind in StopKind:
-            evicted.add_metric([kind], self._evicted_after[kind] + self._stats.evictions_after.get(kind, 0))
-            hold.add_metric([kind], self._stats.hold_seconds.get(kind, 0.0))
+            evicted.add_metric([kind], self._engines.total_of("evictions_after", kind))
+            hold.add_metric([kind], self._engines.stats.hold_seconds.get(kind, 0.0))
         yield from (evicted, hold)
 
     def _drafts(self) -> Iterator[Metric]:
@@ -243,15 +226,15 @@ class Metrics(Collector):
         text = "Drafted tokens that are in a reply"
         accepted = CounterMetricFamily(PREFIX + "accepted_draft_tokens", text, labels=["source"])
         for source in DraftSource:
-            drafted.add_metric([source], self._drafted[source] + self._stats.drafted.get(source, 0))
-            accepted.add_metric([source], self._accepted[source] + self._stats.accepted.get(source, 0))
+            drafted.add_metric([source], self._engines.total_of("drafted", source))
+            accepted.add_metric([source], self._engines.total_of("accepted", source))
         yield from (drafted, accepted)
 
     def _misses(self) -> Metric:
         text = "Turns that could not reuse all KV of their prompt"
         family = CounterMetricFamily(PREFIX + "cache_misses", text, labels=["reason"])
         for reason in Miss:
-            family.add_metric([reason], self._missed[reason] + self._stats.misses.get(reason, 0))
+            family.add_metric([reason], self._engines.total_of("misses", reason))
         return family
 
     def _room(self) -> Iterator[Metric]:
@@ -261,7 +244,7 @@ class Metrics(Collector):
         text = "Part of a tier's capacity in use, 0 to 1; only tiers with a limit"
         share = GaugeMetricFamily(PREFIX + "kv_cache_usage_ratio", text, labels=["tier"])
         for tier in Tier:
-            held = self._stats.tier(tier)
+            held = self._engines.stats.tier(tier)
             if tier.paged:
                 used.add_metric([tier], held.used)
                 most.add_metric([tier], held.capacity)

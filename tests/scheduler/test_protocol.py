@@ -11,6 +11,7 @@ import pytest
 
 from cache.tier import Tier, TierStats
 from scheduler.engine_config import EngineConfig
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     Cancel,
@@ -23,7 +24,6 @@ from scheduler.protocol import (
     Ready,
     Refused,
     Shutdown,
-    Stats,
     StepOutputs,
     Submit,
     ToEngine,

@@ -132,10 +132,27 @@ def new_reply(
     """The reply of a response that has not begun, of the class ``make_reply``."""
     name = None if branch.session is None else branch.session.name
     id = new_id("resp", name if body.store else None)
-    now = int(time.time())
-    response = objects.ResponseObject(
+    response = _new_object(context, body, id)
+    session = msgspec.UNSET if name is None else name
+    return make_reply(
+        ReplyHead(id, response.created_at, context.served_name, "", session),
+        response,
+        key=id.rpartition("_")[2] if body.store else None,
+        names=read.names,
+        inputs=read.items,
+        begins=branch.begins,
+        recording=EventRecording() if body.background else None,
+        obfuscate=body.stream_options is not None and body.stream_options.include_obfuscation,
+        seal=SEALED in body.include,
+        logprobs=body.token_logprobs is not None,
+    )
+
+
+def _new_object(context: ServerContext, body: ResponseRequest, id: str) -> objects.ResponseObject:
+    """The object of a response that has not begun: what was asked for, without output."""
+    return objects.ResponseObject(
         id=id,
-        created_at=now,
+        created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=body.background,
         instructions=body.instructions,
@@ -159,19 +176,6 @@ def new_reply(
         truncation=body.truncation,
         user=body.user or None,
         metadata=body.metadata,
-    )
-    session = msgspec.UNSET if name is None else name
-    return make_reply(
-        ReplyHead(id, now, context.served_name, "", session),
-        response,
-        key=id.rpartition("_")[2] if body.store else None,
-        names=read.names,
-        inputs=read.items,
-        begins=branch.begins,
-        recording=EventRecording() if body.background else None,
-        obfuscate=body.stream_options is not None and body.stream_options.include_obfuscation,
-        seal=SEALED in body.include,
-        logprobs=body.token_logprobs is not None,
     )
 
 

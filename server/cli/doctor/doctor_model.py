@@ -17,10 +17,11 @@ import zmq
 
 from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
+from scheduler.engine_stats import Stats
 from scheduler.extras import install_command
 from scheduler.model_facts import CapturedGraphs, KvRounding, ModelFacts, PoolingFacts, WeightReading
 from scheduler.model_task import Task
-from scheduler.protocol import Loading, ModelFailed, Ready, Stats, StepOutputs
+from scheduler.protocol import Loading, ModelFailed, Ready, StepOutputs
 from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
 from server.chat.expansions import NAMES

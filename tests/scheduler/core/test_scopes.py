@@ -101,7 +101,7 @@ def test_a_salt_that_nothing_is_kept_of_leaves_nothing_behind(tmp_path: Path) ->
     for number in range(6):
         kit.ask(TALK, 1, salt=f"s{number}")
         kit.settle()
-    assert len(kit.store._index) == len(kit.store.residency) < 4
+    assert len(kit.store.index) == len(kit.store.residency) < 4
     assert len(kit.archive.disk._index) == len(kit.archive.disk.heads) < 4
 
 

@@ -12,8 +12,9 @@ from scripted_process import engine, pid_of, run_patiently, scenario, until
 
 from cache.tier import Tier, TierHolding
 from scheduler.engine_config import EngineConfig
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import ModelFacts
-from scheduler.protocol import Inspect, Inspected, Stats
+from scheduler.protocol import Inspect, Inspected
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.engine.engine_calls import EngineCalls

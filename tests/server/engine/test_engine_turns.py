@@ -6,7 +6,8 @@ import contextlib
 import pytest
 from scripted_process import admitted, engine, read, scenario, submit, until
 
-from scheduler.protocol import Delta, FinishReason, Refused, Stats
+from scheduler.engine_stats import Stats
+from scheduler.protocol import Delta, FinishReason, Refused
 from server.engine.engine import EngineDied, TurnRefused
 from server.engine.engine_turns import EngineTurns
 

@@ -11,7 +11,8 @@ from http_context import HELLO, PATIENCE, Call, Site, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.tier import Tier, TierStats
-from scheduler.protocol import Delta, FinishReason, Stats
+from scheduler.engine_stats import Stats
+from scheduler.protocol import Delta, FinishReason
 from scheduler.turn_receipt import Receipt
 from server.schemas.objects import MissReason
 from server.telemetry.metric_types import Histogram

@@ -15,8 +15,8 @@ from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
+from scheduler.engine_stats import Stats
 from scheduler.model_facts import KvRounding, MediaMarks, PoolingFacts, WeightReading, WeightRounding
-from scheduler.protocol import Stats
 from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
