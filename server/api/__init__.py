@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from collections.abc import Collection, Iterator
 
 from fastapi import APIRouter
@@ -16,8 +17,14 @@ from fastapi import APIRouter
 
 def routers(without: Collection[str] = ()) -> Iterator[APIRouter]:
     """The routers of all endpoints, by the names of their modules; ``without`` these sub-packages."""
-    for module in sorted(pkgutil.walk_packages(__path__, f"{__name__}."), key=lambda module: module.name):
-        if module.name.removeprefix(f"{__name__}.").partition(".")[0] in without:
+    for name in _modules():
+        if name.removeprefix(f"{__name__}.").partition(".")[0] in without:
             continue
-        if isinstance(router := getattr(importlib.import_module(module.name), "router", None), APIRouter):
+        if isinstance(router := getattr(importlib.import_module(name), "router", None), APIRouter):
             yield router
+
+
+@cache
+def _modules() -> tuple[str, ...]:
+    """The names of all modules of this package, sorted."""
+    return tuple(sorted(module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")))

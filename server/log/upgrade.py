@@ -37,6 +37,11 @@ FORMAT_5 = {  # the columns that came with it
     *((table.name, column) for table in (leases, heartbeats) for column in {*table.c.keys()}),
 }
 FORMAT_7 = {(table.name, column) for table in (media, media_refs) for column in {*table.c.keys()}}
+SQLITE_COLUMNS = (
+    "SELECT tables.name, columns.name FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns "
+    "WHERE tables.type = 'table'"
+)
+
 FORMAT_8 = {(message_texts.name, column) for column in {*message_texts.c.keys()}}
 
 FORMAT_9 = {(key_usage.name, column) for column in {*key_usage.c.keys()}}
@@ -106,12 +111,11 @@ def format_of_tables(connection: sql.Connection) -> int | None:
 
 def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
     """The columns of this format that the database does not have, as (table, column)."""
-    inspector = sql.inspect(connection)
-    missing = set()
-    for table in metadata.tables.values():
-        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
-        missing |= {(table.name, name) for name in {*table.c.keys()} - {column["name"] for column in there}}
-    return missing
+    wanted = {(table.name, name) for table in metadata.tables.values() for name in table.c.keys()}
+    if connection.dialect.name == "sqlite":  # SQLAlchemy asks twice for each table
+        return wanted - {(table, column) for table, column in connection.exec_driver_sql(SQLITE_COLUMNS)}
+    there = sql.inspect(connection).get_multi_columns()
+    return wanted - {(table, column["name"]) for (_, table), columns in there.items() for column in columns}
 
 
 def upgrade(connection: sql.Connection) -> None:

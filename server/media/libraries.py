@@ -5,18 +5,24 @@ soundfile and soxr sounds, PyAV films.
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
+
+
+@cache
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def has_pillow() -> bool:
     """Whether pictures can be decoded here."""
-    return importlib.util.find_spec("PIL") is not None
+    return _is_installed("PIL")
 
 
 def has_films() -> bool:
     """Whether videos that are no animated pictures can be decoded here."""
-    return importlib.util.find_spec("av") is not None
+    return _is_installed("av")
 
 
 def has_sounds() -> bool:
     """Whether sounds can be decoded here."""
-    return all(importlib.util.find_spec(name) is not None for name in ("soundfile", "soxr"))
+    return _is_installed("soundfile") and _is_installed("soxr")
