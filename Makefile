@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-media-architectures | test-thresholds | test-capture | check | bench | bench-tiers | setup | pins
+#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-wide | test-slow | test-architectures | test-media-architectures | test-thresholds | test-capture | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
@@ -34,7 +34,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-media-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters bench-page pages image-check clean
+.PHONY: serve setup test test-wide test-slow test-cuda test-crash test-architectures test-media-architectures test-thresholds test-capture test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload bench-models bench-speculation bench-adapters bench-page pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -44,8 +44,13 @@ setup: $(DEV_STAMP)
 # A worker more than there are cores, as many tests wait for processes; a file to a worker;
 # ARGS=tests/server/api/openai/test_chat.py for one file.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not wide" $(IN_PARALLEL) $(ARGS)
+
+# More models, colours and languages for tests that `make test` runs with one of each kind.
+test-wide: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "wide and not slow" $(IN_PARALLEL) $(ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash --ignore=tests/agents

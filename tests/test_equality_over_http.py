@@ -18,7 +18,11 @@ from server_process import ServerProcess
 from tiny_models import make_tokenizer, model_of, save_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "gpt_oss", "deepseek_v3", "llama4")
-NOT_SLOW = {("llama", "for all"), ("gemma3", "for few"), ("deepseek_v3", "for few")}
+MARKS = {
+    ("llama", "for all"): pytest.mark.wide,
+    ("gemma3", "for few"): (),
+    ("deepseek_v3", "for few"): pytest.mark.wide,
+}
 MEMORY = {"for all": (), "for few": ("--kv-memory", "1M", "--host-memory", "1M")}
 SESSIONS, TURNS = 32, 4
 
@@ -119,7 +123,7 @@ async def _everything(url: str, model: Any) -> int:
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        pytest.param(name, memory, marks=() if (name, memory) in NOT_SLOW else pytest.mark.slow)
+        pytest.param(name, memory, marks=MARKS.get((name, memory), pytest.mark.slow))
         for memory in MEMORY
         for name in ARCHITECTURES
     ],

@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("gemma3", 1024),
-    Case("mistral", 4096, 4 * LAYER, 0),
+    pytest.param(Case("mistral", 4096, 4 * LAYER, 0), marks=pytest.mark.wide),
     pytest.param(Case("llama4", 1024), marks=pytest.mark.slow),
     pytest.param(Case("gpt_oss", 1024), marks=pytest.mark.slow),
     pytest.param(Case("gemma4", 1024, 2 * LAYER, 4 * LAYER), marks=pytest.mark.slow),

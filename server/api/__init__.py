@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
 from collections.abc import Collection, Iterator
+from functools import cache
 
 from fastapi import APIRouter
 

@@ -111,7 +111,7 @@ def format_of_tables(connection: sql.Connection) -> int | None:
 
 def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
     """The columns of this format that the database does not have, as (table, column)."""
-    wanted = {(table.name, name) for table in metadata.tables.values() for name in table.c.keys()}
+    wanted = {(table.name, name) for table in metadata.tables.values() for name in {*table.c.keys()}}
     if connection.dialect.name == "sqlite":  # SQLAlchemy asks twice for each table
         return wanted - {(table, column) for table, column in connection.exec_driver_sql(SQLITE_COLUMNS)}
     there = sql.inspect(connection).get_multi_columns()

@@ -13,11 +13,13 @@ import torch
 from adapter_kit import ALL, ATTENTION, make_parts, merged, save_adapter
 from engine_kit import Kit
 from tiny_models import ARCHITECTURES, OTHERS, RECURRENT, greedy, logits, make_model, model_of
+from wide import widely
 
 from cache.tier import Tier
 from scheduler.protocol import FinishReason
 from scheduler.sampling_params import Sampling
 
+NARROW = "llama gemma3 deepseek_v3 qwen3_next falcon bloom longrope"  # one of each kind of storage and mode
 PRESSURE: dict[str, dict[str, Any]] = {
     "roomy": {"pages": 512},
     "dropped": {"pages": 28},
@@ -61,7 +63,7 @@ def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> 
     return history
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
+@pytest.mark.parametrize("name", widely(ARCHITECTURES + RECURRENT + OTHERS + ("longrope",), NARROW))
 def test_the_oracle_is_the_same_whatever_the_draft(name: str) -> None:
     model, prompt = model_of(name), list(range(40, 62))  # longrope's threshold is crossed by the third token
     one_by_one = greedy(model, prompt, 6)
@@ -71,7 +73,7 @@ def test_the_oracle_is_the_same_whatever_the_draft(name: str) -> None:
 
 
 @pytest.mark.parametrize("pressure", PRESSURE)
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
+@pytest.mark.parametrize("name", widely(ARCHITECTURES + RECURRENT + OTHERS + ("longrope",), NARROW))
 def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) -> None:
     options = PRESSURE[pressure]
     if "disk_space" in options and name not in ("llama", "gemma3", "qwen3_next", "bloom", "longrope"):
@@ -106,13 +108,13 @@ def test_conversations_whose_steps_overlap(name: str, pressure: str) -> None:
     assert (kit.engine.stats().tier(Tier.DEVICE).evictions > 0) is (pressure != "roomy")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", widely(ARCHITECTURES, NARROW))
 def test_gathered_layers_equal_layers_read_in_place(name: str) -> None:
     kit = Kit(name, in_place=False)
     _conversation(kit, seed=2, clients=3, turns=3, name=False)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
+@pytest.mark.parametrize("name", widely(ARCHITECTURES + RECURRENT + OTHERS + ("longrope",), NARROW))
 def test_logits_of_a_resumed_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(name)
     first = kit.ask(list(range(30)), 5)
@@ -172,7 +174,7 @@ def test_hidden_tokens_are_not_attended_to() -> None:
     assert other.receipt.cached == 5  # nobody else may reuse what comes after a hidden token
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+@pytest.mark.parametrize("name", widely(ARCHITECTURES + RECURRENT + OTHERS, NARROW))
 def test_branches_share_a_trunk_and_nothing_else(name: str) -> None:
     """Two branches and the trunk itself go on side by side, parted in the middle of a page."""
     kit = Kit(name)
@@ -195,7 +197,7 @@ def test_branches_share_a_trunk_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+@pytest.mark.parametrize("name", widely(ARCHITECTURES + RECURRENT + OTHERS, NARROW))
 def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_path: Path) -> None:
     kit = Kit(name, pages=40, host_pages=100, folder=tmp_path)
     prompt = list(range(30, 60))

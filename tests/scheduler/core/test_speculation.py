@@ -13,6 +13,7 @@ import pytest
 from engine_kit import Kit
 from speculation_kit import GRAMMAR, KINDS, Walk, assert_same, feed_all_drafts, guess, make_turns, run_turns
 from tiny_models import CONTEXT
+from wide import widely
 
 from cache.memory.codec import Codec
 from cache.pages.session import Position, SessionCache
@@ -36,7 +37,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     feed_all_drafts(monkeypatch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", widely(KINDS, "llama gemma3 qwen3_next bloom longrope t5"))
 def test_the_same_bytes(kind: str, eager: None) -> None:
     walk = Walk(kind, seed=7)
     walk.run(20)

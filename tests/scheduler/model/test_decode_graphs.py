@@ -17,6 +17,7 @@ from gpu_kit import Capture, TritonDouble
 from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from wide import widely
 
 from cache.attention import packed_attention
 from cache.memory.memory_tier import MemoryTier, PageShape
@@ -86,7 +87,7 @@ def test_buckets_are_few_and_reach_the_most() -> None:
             assert bucket <= max(2 * rows - 1, 1) or bucket - rows < 8
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "qwen3"])
+@pytest.mark.parametrize("name", widely(["llama", "gemma2", "gemma3", "qwen3"], "llama gemma3"))
 def test_what_graphs_say_is_what_the_model_says(
     name: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
@@ -103,7 +104,7 @@ def test_what_graphs_say_is_what_the_model_says(
     assert not ours(said)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("name", widely(["gemma3", "gpt_oss", "mistral"], "gpt_oss"))
 def test_graphs_over_pages_in_two_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that have released what windowed layers do not see, at lengths of their own."""
     scene = Scene(monkeypatch, name, divided=True, pages=64)
@@ -153,7 +154,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", widely(["llama", "gemma3", "gpt_oss"], "gpt_oss"))
 def test_all_that_a_graph_reads_lives_as_long_as_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Reads] = []
 
@@ -259,7 +260,7 @@ def test_a_model_that_looks_at_numbers_is_not_captured(
     assert scene.served == 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "jamba", "minimax"])
+@pytest.mark.parametrize("name", widely(["qwen3_next", "mamba2", "jamba", "minimax"], "qwen3_next jamba"))
 def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions come and go, in steps of graphs and in steps with prompts; what they leave is resumed."""
     scene = Scene(monkeypatch, name, pages=200)

@@ -12,6 +12,7 @@ from ranks_kit import Driver, config_of, conversations, loaded, prompt_of
 from speculation_kit import feed_all_drafts
 from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
+from wide import widely
 
 from cache.tier import Tier
 from cache.tiers import transfer
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CP
 Pair = tuple[str, LoadedModel, Path]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=widely(["llama", "gemma3"], "gemma3"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """A model on two ranks: one with full attention, one with windows."""
     with loaded(request.param, tmp_path_factory.mktemp("models"), 2) as (found, folder):

@@ -8,6 +8,7 @@ from architectures.build import build
 from program_kit import compiled, ran
 from stage_kit import LONG, PAGE, STEPS, Stage
 from tiny_models import ARCHITECTURES, logits, make_model
+from wide import widely
 
 from cache.pages.layers import read_layers
 from scheduler.accel.cpu import experts, linear
@@ -48,6 +49,7 @@ WHOLE: dict[str, dict[str, int]] = {
 }
 
 
+NARROW = "llama gemma3_text gemma4_text gpt2 phi3 cohere gpt_oss qwen3_moe qwen3_5_text deepseek_v3 lfm2"
 # Those whose layers are not called one after the other, or are no programs themselves.
 CHAINS = {"qwen3_5_text": [2]}
 CHAINS |= {name: [] for name in ("gemma4_text", "deepseek_v3", "lfm2")}
@@ -60,7 +62,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", widely(WHOLE, NARROW))
 def test_models_say_what_they_said_and_their_layers_are_programs(name: str) -> None:
     compiled()
     model = build(name, "causal")
@@ -78,7 +80,7 @@ def test_models_say_what_they_said_and_their_layers_are_programs(name: str) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "qwen3_next", "mamba2"])
+@pytest.mark.parametrize("name", widely([*ARCHITECTURES, "qwen3_next", "mamba2"], "llama gemma3 qwen3_next"))
 def test_models_of_sharp_attention_too(name: str) -> None:
     compiled()
     model = make_model(name)
