@@ -78,6 +78,13 @@ class Mode(ABC):
         """
         return False
 
+    def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
+        """Let layers attend in the space of their latents where possible. ``steps`` runs steps. Returns how many."""
+        return 0
+
+    def expand(self) -> None:
+        """Let all layers attend to the keys that they make again."""
+
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration,
         shorter ones for ``False``. Returns the number of modules.
