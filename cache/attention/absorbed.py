@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
+from cache.pages.packed import PackedStep
+
 
 class NotLinear(ValueError):
     """Keys and values are no such functions of what is stored."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Absorbed:
-    """``keys [H, N, L]`` and ``values [H, Dv, L]`` make the heads' own part of the keys, and the values, of a latent.
+    """``keys [H, L, N]`` and ``values [H, Dv, L]`` make the heads' own part of the keys, and the values, of a latent.
     The part that is shared has ``shared`` numbers, which begin at ``at`` in a key: 0 or N.
     """
 
@@ -32,7 +34,7 @@ class Absorbed:
     @property
     def latent(self) -> int:
         """Numbers of a latent."""
-        return self.keys.shape[2]
+        return self.keys.shape[1]
 
     @property
     def width(self) -> int:
@@ -54,14 +56,18 @@ class Absorbed:
         """Tokens of a span up to which it takes fewer operations to attend to latents than to make keys and values of
         them: a latent has more numbers, but those of a long history need not be made for few queries.
         """
-        own, width = self.keys.shape[1], self.values.shape[1]
+        own, width = self.keys.shape[2], self.values.shape[1]
         more = 2 * self.latent - own - width
         return self.latent * (own + width) // more if more > 0 else 1 << 30
+
+    def few(self, step: PackedStep) -> frozenset[int]:
+        """The numbers of the spans of at most so many tokens."""
+        return frozenset(number for number, span in enumerate(step.spans) if span.size <= self.most)
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """``query [H, T, D]`` as it attends to rows, ``[H, T, L + shared]``."""
         rows = query.new_empty(*query.shape[:2], self.width)
-        torch.bmm(query[..., self.own], self.keys, out=rows[..., : self.latent])
+        rows[..., : self.latent] = torch.bmm(query[..., self.own], self.keys.transpose(1, 2))
         rows[..., self.latent :] = query[..., self.common]
         return rows
 
@@ -71,11 +77,11 @@ class Absorbed:
 
     def expand(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys ``[n, H, D]`` and values ``[n, H, Dv]`` of ``rows [n, L + shared]``."""
-        latents, (heads, own, _) = rows[:, : self.latent], self.keys.shape
-        keys = rows.new_empty(len(rows), heads, own + self.shared)
-        keys[..., self.own] = (latents @ self.keys.flatten(0, 1).T).view(-1, heads, own)
-        keys[..., self.common] = rows[:, None, self.latent :]
-        return keys, (latents @ self.values.flatten(0, 1).T).view(len(rows), heads, -1)
+        latents, (heads, _, own) = rows[:, : self.latent], self.keys.shape
+        keys = rows.new_empty(heads, len(rows), own + self.shared)
+        keys[..., self.own] = latents @ self.keys
+        keys[..., self.common] = rows[:, self.latent :]
+        return keys.transpose(0, 1), (latents @ self.values.transpose(1, 2)).transpose(0, 1)
 
 
 def basis(latent: int, shared: int, extra: int, like: torch.Tensor) -> torch.Tensor:
@@ -99,13 +105,13 @@ def measure(rows: torch.Tensor, latent: int, keys: torch.Tensor, values: torch.T
         raise NotLinear("no part of the keys is a head's own")
     unit = torch.eye(shared, device=keys.device, dtype=keys.dtype).expand(heads, -1, -1)
     for at in (own, 0):
-        found = Absorbed(keys[:, :latent].transpose(1, 2), values[:, :latent].transpose(1, 2).contiguous(), shared, at)
+        found = Absorbed(keys[:, :latent], values[:, :latent].transpose(1, 2).contiguous(), shared, at)
         copied = keys[:, latent:width, found.common]
         if torch.equal(copied, unit) and not keys[:, :latent, found.common].any():
             break
     else:
         raise NotLinear("no part of the keys is what is stored beside the latent")
-    found = Absorbed(found.keys[:, found.own].contiguous(), found.values, shared, at)
+    found = Absorbed(found.keys[..., found.own].contiguous(), found.values, shared, at)
     made = [part.transpose(0, 1) for part in found.expand(rows)]
     for got, want in zip(made, (keys, values), strict=True):
         if not (got - want).float().norm() <= tolerance * want.float().norm():

@@ -210,7 +210,7 @@ class PackedAttention:
         many tokens keys and values are made of the rows.
         """
         out = query.new_empty(step.tokens, query.shape[0], absorbed.values.shape[1])
-        few = frozenset(number for number, span in enumerate(step.spans) if span.size <= absorbed.most)
+        few = absorbed.few(step)
         if few:
             places = [range(step.spans[n].row, step.spans[n].row + step.spans[n].size) for n in sorted(few)]
             some = slice(None) if few == step.numbers else [row for place in places for row in place]
@@ -238,13 +238,22 @@ class PackedAttention:
         else:
             asking = query.new_empty(*query.shape[:2], absorbed.width)
             asking[:, some] = absorbed.queries(query[:, some])
-        layer, sums = self.layers[index], query.new_empty(step.tokens, query.shape[0], absorbed.latent)
+        return absorbed.outputs(self.attend_rows(step, index, asking, scores, few)[some])
+
+    def attend_rows(
+        self, step: PackedStep, index: int, asking: torch.Tensor, scores: ScoreOptions, few: frozenset[int]
+    ) -> torch.Tensor:
+        """Attention of queries as they attend to rows, ``asking [H, T, L + shared]``, for the spans ``few``; returns
+        sums of latents, ``[T, H, L]``.
+        """
+        layer = self.layers[index]
+        sums = asking.new_empty(step.tokens, asking.shape[0], step.tier.shapes[index].value_dim)
         left = self._attend_in_place(step, layer, index, asking, scores, sums, few)
         for number, first, keys, values in self._stored(step, index, index, left):
             part = slice(step.spans[number].row, step.spans[number].row + step.spans[number].size)
             seen = step.mask(number, layer, first)
             sums[part] = attend(asking[:, part], keys, values, seen, *scores).transpose(0, 1)
-        return absorbed.outputs(sums[some])
+        return sums
 
     def _stored(
         self, step: PackedStep, index: int, source: int, numbers: frozenset[int]

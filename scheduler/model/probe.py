@@ -218,7 +218,7 @@ class _Trial(Measurement):
             measured = self.measure(mode)
             if not measured.error <= allowed:
                 raise Unsupported(f"the results differ by {measured.error:.1e}")
-            report = f"{verdict.report}, {count} layers attend to latents"
+            report = f"{verdict.report}, with {count} layers over latents {measured.error:.1e}"
             kept = dict(zip(("error", "shapes", "token_bytes", "skeleton"), measured.kept, strict=True))
             return replace(verdict, report=report, **kept)
         except Exception as problem:  # whatever a model raises at rows that it did not store
