@@ -1,10 +1,9 @@
-"""``Absorbed``: a layer whose keys and values are linear functions of one latent per token, which attends to the latents
-themselves.
+"""``Absorbed``: a layer whose keys and values are linear functions of one latent per token, and that attends to these.
 
 Of a token such a layer stores one row ``[latent | shared]``: ``shared`` is the part of the keys that all heads have in
-common, where the position is. ``q . (A latent)`` is ``(A' q) . latent``, so a query that was multiplied by ``A'`` attends
-to the rows as they lie: all heads read the same row, once. Values are ``B latent``, so the sum of latents is multiplied
-by ``B`` after attention.
+common, where the position is. ``q . (A latent)`` is ``(A' q) . latent``, so a query that was multiplied by ``A'``
+attends to the rows as they lie: all heads read the same row, once. Values are ``B latent``, so the sum of latents is
+multiplied by ``B`` after attention.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from cache.pages.packed import PackedStep
 
@@ -77,11 +77,13 @@ class Absorbed:
 
     def expand(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys ``[n, H, D]`` and values ``[n, H, Dv]`` of ``rows [n, L + shared]``."""
-        latents, (heads, _, own) = rows[:, : self.latent], self.keys.shape
+        latents, (heads, _, own) = rows[:, : self.latent].contiguous(), self.keys.shape
         keys = rows.new_empty(heads, len(rows), own + self.shared)
-        keys[..., self.own] = latents @ self.keys
+        for part, weight in zip(keys[..., self.own], self.keys, strict=True):
+            part.copy_(latents @ weight)  # torch would copy the latents for each head of a product of all
         keys[..., self.common] = rows[:, self.latent :]
-        return keys.transpose(0, 1), (latents @ self.values.transpose(1, 2)).transpose(0, 1)
+        values = F.linear(latents, self.values.flatten(0, 1)).view(len(rows), heads, -1)
+        return keys.transpose(0, 1), values
 
 
 def basis(latent: int, shared: int, extra: int, like: torch.Tensor) -> torch.Tensor:

@@ -185,8 +185,8 @@ class PackedAttention:
         out: torch.Tensor,
         asked: frozenset[int],
     ) -> frozenset[int]:
-        """Let the device's backends fill rows of ``out``, one after the other, for the spans with the numbers ``asked``.
-        Returns those that none took.
+        """Let the device's backends fill rows of ``out``, one after the other, for the spans ``asked``. Returns the
+        numbers of those that none took.
         """
         left = asked - step.both_ways  # backends know only keys that come before
         if source is None:
@@ -218,8 +218,9 @@ class PackedAttention:
         for number, first, rows, _ in self._stored(step, index, index, step.numbers - few):
             span = step.spans[number]
             part, (keys, values) = slice(span.row, span.row + span.size), absorbed.expand(rows[:, 0])
-            seen = step.mask(number, self.layers[index], first)
-            out[part] = attend(query[:, part], keys, values, seen, *scores).transpose(0, 1)
+            seen, width = step.mask(number, self.layers[index], first), values.shape[2]
+            values = F.pad(values, (0, max(0, keys.shape[2] - width)))  # torch has a fast way for heads of one width
+            out[part] = attend(query[:, part], keys, values, seen, *scores)[..., :width].transpose(0, 1)
         return out[None]
 
     def _over_latents(

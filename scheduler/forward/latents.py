@@ -34,11 +34,15 @@ class LatentFinder:
         """Within it, layers that store one head work on a basis; what the step computes otherwise is meaningless."""
         update, attend, finder = PackedCache.update, self._attention.attend, self
 
-        def give(cache: PackedCache, key: torch.Tensor, value: torch.Tensor, layer: int, *more: Any, **rest: Any) -> Any:
+        def give(
+            cache: PackedCache, key: torch.Tensor, value: torch.Tensor, layer: int, *more: Any, **rest: Any
+        ) -> Any:
             stored = update(cache, key, value, layer, *more, **rest)
             return stored if layer in cache.in_place else finder._give(layer, key, value) or stored
 
-        def look(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any) -> Any:
+        def look(
+            module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any
+        ) -> Any:
             if self._look(getattr(module, "layer_idx", None), query, key, value):
                 return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
             return attend(module, query, key, value, **rest)

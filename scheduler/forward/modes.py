@@ -44,7 +44,6 @@ class PagedMode(Mode):
         self._flight = CurrentStep()
         self.sight: Sight | JointSight | None = None  # how pictures enter, where it was measured
         self._splits: list[MixerSplit] = []
-        self.joined: frozenset[int] = frozenset()  # layers whose keys and values are stored as one row
         self._cache = packed_class(type(trace.cache))
 
     def install(self) -> None:
@@ -221,7 +220,8 @@ class PackedMode(PagedMode):
 
     def expand(self) -> None:
         """See ``Mode.expand``."""
-        self.attention.absorbed, self.joined = {}, frozenset()
+        super().expand()
+        self.attention.absorbed = {}
 
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """See ``Mode.fuse``."""

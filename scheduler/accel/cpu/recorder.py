@@ -202,7 +202,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         if any(id(tensor) in self._idle for tensor in tensors):
             if others or any(id(tensor) in self._rows for tensor in tensors):
                 raise Unrecordable(f"{name} of what is not looked at")
-            return self._idle.update(map(id, outs))
+            self._idle.update(map(id, outs))
+            return
         if func._schema.is_mutable:
             name = self._elsewhere(name, args[0])
         if name in _ZEROS:
