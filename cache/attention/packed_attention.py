@@ -155,8 +155,7 @@ class PackedAttention:
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
-        asked = step.numbers
-        left = self._attend_in_place(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out, asked)
+        left = self._attend_in_place(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
         for number, first, keys, values in self._spans(step, index, key, value, left):
             span = step.spans[number]
             rows = slice(span.row, span.row + span.size)
@@ -183,11 +182,12 @@ class PackedAttention:
         query: torch.Tensor,
         scores: ScoreOptions,
         out: torch.Tensor,
-        asked: frozenset[int],
+        asked: frozenset[int] | None = None,
     ) -> frozenset[int]:
-        """Let the device's backends fill rows of ``out``, one after the other, for the spans ``asked``. Returns the
-        numbers of those that none took.
+        """Let the device's backends fill rows of ``out``, one after the other, for the spans ``asked``, or all. Returns
+        the numbers of those that none took.
         """
+        asked = step.numbers if asked is None else asked
         left = asked - step.both_ways  # backends know only keys that come before
         if source is None:
             return asked

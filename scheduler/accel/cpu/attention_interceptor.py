@@ -76,7 +76,7 @@ def intercept_attention(
     def length() -> torch.Tensor:
         raise Unrecordable("it asks for the length of the cache")
 
-    cache.update, attention.attend = watch.update, watch.attend  # type: ignore[method-assign]
+    cache.update, attention.attend = watch.update, watch.attend  # type: ignore[method-assign, assignment]
     cache.step.offsets = length  # type: ignore[method-assign]
     try:
         yield
