@@ -1,7 +1,8 @@
 """The CPU attention backend: one call of a C++ kernel per layer, for all sessions of a step.
 
-The kernel is ``kernels/attention.cpp``. Without tiles (AMX or AVX-512 bfloat16) it takes short spans only. It is used
-where it could be compiled and its self-test passed for the signature; torch computes the rest. ``python -m
+The kernel is ``kernels/attention.cpp``. Without tiles (AMX or AVX-512 bfloat16) it takes short spans only, but all that
+attend to latents: torch has no fast way for heads so wide. It is used where it could be compiled and its self-test
+passed for the signature; torch computes the rest. ``python -m
 cache.attention.cpu`` compiles it in advance.
 """
 
@@ -83,8 +84,9 @@ class CpuPlan:
 
     def __init__(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int]) -> None:
         self.tier = step.tier
-        tiles = _by_tiles(step.tier.shapes.values())
-        self.numbers = spans if tiles else frozenset(n for n in spans if step.spans[n].size <= SHORT)
+        shapes = step.tier.shapes.values()
+        whole = _by_tiles(shapes) or all(shape.joined for shape in shapes)
+        self.numbers = spans if whole else frozenset(n for n in spans if step.spans[n].size <= SHORT)
         self.unhandled = spans - self.numbers
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
@@ -171,7 +173,7 @@ class CpuBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> CpuPlan | None:
-        """For short spans; for all spans if the kernel uses tiles."""
+        """For short spans; for all spans if the kernel uses tiles, or over latents."""
         return once(step, (CpuPlan, layer.kind, spans), lambda: CpuPlan(step, layer, spans))
 
     def attend(
@@ -250,7 +252,7 @@ class CpuBackend:
 def _trial_steps(signature: Signature) -> Iterator[StepSpec]:
     """The steps of the self-test. Steps with hidden tokens are enough: the kernel has no separate code for others."""
     yield StepSpec(_TRIED, True)
-    if _by_tiles([signature.shape]):
+    if _by_tiles([signature.shape]) or signature.shape.joined:
         yield StepSpec(_TRIED_BY_TILES, True)
 
 

@@ -7,7 +7,7 @@ mask and hands on None. Each span attends to its own session's keys only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from cache.attention.absorbed import Absorbed
 from cache.attention.backend import Backend, Signature
 from cache.attention.backends import backends
 from cache.pages.layers import AttentionLayer, ScoreOptions
@@ -49,6 +50,7 @@ class PackedAttention:
         self.name = f"warmturn_{self.number}"
         self.transformed: set[int] = set()
         self.sources: dict[int, int | None] = {}
+        self.absorbed: Mapping[int, Absorbed] = {}
         self.calls = 0
         self._backends: dict[Signature, list[Backend[Any]]] = {}  # those that fit, in the order they are asked
         self.step: PackedStep | None = None  # in flight
@@ -107,6 +109,12 @@ class PackedAttention:
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1
+        absorbed = self.absorbed.get(index)
+        if absorbed is not None and step.adapted is None:
+            self.sources[index] = index
+            scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+            scores = ScoreOptions(scale, softcap, self.sinks(module, s_aux))
+            return self._over_rows(step, index, absorbed, query[0], scores)
         self.sources[index] = self._source(step, key, value)
         return self._over(step, index, query, key, value, scaling, softcap, self.sinks(module, s_aux))
 
@@ -174,13 +182,15 @@ class PackedAttention:
         query: torch.Tensor,
         scores: ScoreOptions,
         out: torch.Tensor,
+        asked: frozenset[int] | None = None,
     ) -> frozenset[int]:
-        """Let the device's backends fill rows of ``out``, one after the other. Returns the numbers of the spans that
-        none took.
+        """Let the device's backends fill rows of ``out``, one after the other, for the spans ``asked``, or all. Returns
+        the numbers of those that none took.
         """
-        left = step.numbers - step.both_ways  # backends know only keys that come before
+        asked = step.numbers if asked is None else asked
+        left = asked - step.both_ways  # backends know only keys that come before
         if source is None:
-            return step.numbers
+            return asked
         signature = Signature.of(step.tier.shapes[source], query, scores, layer)
         fitting = self._backends.get(signature)
         if fitting is None:
@@ -191,7 +201,71 @@ class PackedAttention:
             if plan is not None:
                 backend.attend(plan, step, layer, source, query, scores, out)
                 left = plan.unhandled
-        return left | step.both_ways
+        return left | asked & step.both_ways
+
+    def _over_rows(
+        self, step: PackedStep, index: int, absorbed: Absorbed, query: torch.Tensor, scores: ScoreOptions
+    ) -> torch.Tensor:
+        """Attention of ``query [H, T, D]`` over the rows of an absorbed layer; returns ``[1, T, H, Dv]``. For a span of
+        many tokens keys and values are made of the rows.
+        """
+        out = query.new_empty(step.tokens, query.shape[0], absorbed.values.shape[1])
+        few = absorbed.few(step)
+        if few:
+            places = [range(step.spans[n].row, step.spans[n].row + step.spans[n].size) for n in sorted(few)]
+            some = slice(None) if few == step.numbers else [row for place in places for row in place]
+            out[some] = self._over_latents(step, index, absorbed, query, scores, few, some)
+        for number, first, rows, _ in self._stored(step, index, index, step.numbers - few):
+            span = step.spans[number]
+            part, (keys, values) = slice(span.row, span.row + span.size), absorbed.expand(rows[:, 0])
+            seen, width = step.mask(number, self.layers[index], first), values.shape[2]
+            values = F.pad(values, (0, max(0, keys.shape[2] - width)))  # torch has a fast way for heads of one width
+            out[part] = attend(query[:, part], keys, values, seen, *scores)[..., :width].transpose(0, 1)
+        return out[None]
+
+    def _over_latents(
+        self,
+        step: PackedStep,
+        index: int,
+        absorbed: Absorbed,
+        query: torch.Tensor,
+        scores: ScoreOptions,
+        few: frozenset[int],
+        some: slice | list[int],
+    ) -> torch.Tensor:
+        """``_over_rows`` for the spans ``few``, whose rows in the step are ``some``: ``[rows, H, Dv]``."""
+        if isinstance(some, slice):
+            asking = absorbed.queries(query)
+        else:
+            asking = query.new_empty(*query.shape[:2], absorbed.width)
+            asking[:, some] = absorbed.queries(query[:, some])
+        return absorbed.outputs(self.attend_rows(step, index, asking, scores, few)[some])
+
+    def attend_rows(
+        self, step: PackedStep, index: int, asking: torch.Tensor, scores: ScoreOptions, few: frozenset[int]
+    ) -> torch.Tensor:
+        """Attention of queries as they attend to rows, ``asking [H, T, L + shared]``, for the spans ``few``; returns
+        sums of latents, ``[T, H, L]``.
+        """
+        layer = self.layers[index]
+        sums = asking.new_empty(step.tokens, asking.shape[0], step.tier.shapes[index].value_dim)
+        left = self._attend_in_place(step, layer, index, asking, scores, sums, few)
+        for number, first, keys, values in self._stored(step, index, index, left):
+            part = slice(step.spans[number].row, step.spans[number].row + step.spans[number].size)
+            seen = step.mask(number, layer, first)
+            sums[part] = attend(asking[:, part], keys, values, seen, *scores).transpose(0, 1)
+        return sums
+
+    def _stored(
+        self, step: PackedStep, index: int, source: int, numbers: frozenset[int]
+    ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+        """``_spans`` of the spans with these ``numbers``, for a layer that attends to what ``source`` has stored."""
+        size, layer = step.tier.page_size, self.layers[index]
+        for number in sorted(numbers):
+            span = step.spans[number]
+            first = step.first_page(span, layer) * size
+            keys, values = step.tier.read(source, step.pages(span, layer))
+            yield number, first, keys[: span.stop - first], values[: span.stop - first]
 
     def _spans(
         self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, left: frozenset[int]
@@ -200,13 +274,7 @@ class PackedAttention:
         layer = self.layers[index]
         source = self._source(step, key, value)
         if source is not None:
-            size = step.tier.page_size
-            for number, span in enumerate(step.spans):
-                if number not in left:
-                    continue
-                first = step.first_page(span, layer) * size
-                keys, values = step.tier.read(source, step.pages(span, layer))
-                yield number, first, keys[: span.stop - first], values[: span.stop - first]
+            yield from self._stored(step, index, source, left)
             return
         origin = step.origins.get(id(key))
         self.transformed.add(index if origin is None else origin[0])

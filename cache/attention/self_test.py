@@ -115,7 +115,7 @@ def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: 
         session.pages = [Page(tier, slots.pop()) for _ in range(count)]
         sessions.append((session, new))
     pairs = ((tier.keys[0], shape.key, shape.key_dim), (tier.values[0], shape.value, shape.value_dim))
-    for pool, record, dim in pairs:
+    for pool, record, dim in pairs[: 1 if shape.joined else 2]:
         pool.fill_(float("nan") if record is None else 255)  # bytes of 255 are NaN
         for session, new in sessions:
             rows = torch.randn(session.length + new, shape.key_heads, dim, generator=random).to(device, shape.dtype)

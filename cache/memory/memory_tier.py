@@ -23,7 +23,8 @@ class PageShape(NamedTuple):
 
     ``index_dim`` is the width of the indexer key of sparse attention, 0 if there is none. ``dtype``: in which the model
     computes; what is stored has it with the codec EXACT. With another one K and V are records, see
-    ``cache.memory.token_record``.
+    ``cache.memory.token_record``. ``joined``: what is stored is the keys alone, of one head, whose first ``value_dim``
+    numbers are the value as well: the rows of layers that attend in the space of their latents.
     """
 
     key_heads: int
@@ -33,6 +34,7 @@ class PageShape(NamedTuple):
     dtype: torch.dtype
     index_dim: int = 0
     codec: Codec = Codec.EXACT
+    joined: bool = False
 
     @property
     def key(self) -> TokenRecord | None:
@@ -52,7 +54,8 @@ class PageShape(NamedTuple):
     @property
     def pools(self) -> tuple[int, ...]:
         """Bytes per token in each pool."""
-        dims = (self.key_heads * self.key_dim, self.value_heads * self.value_dim, self.index_dim)
+        values = 0 if self.joined else self.value_heads * self.value_dim
+        dims = (self.key_heads * self.key_dim, values, self.index_dim)
         exact = [dim * self.dtype.itemsize for dim in dims]
         if self.key is not None and self.value is not None:
             exact[:2] = self.key.nbytes, self.value.nbytes
@@ -152,6 +155,14 @@ class MemoryTier:
             else:
                 pool.index_copy_(0, index, new if record is None else record.pack(new))
 
+    def write_rows(self, layer: int, index: torch.Tensor, rows: torch.Tensor, value_dim: int) -> None:
+        """Store T tokens in a joined shape: ``rows [T, D]`` at ``index [T]``, whose first ``value_dim`` numbers are the
+        values.
+        """
+        if layer not in self.keys:
+            self._create(layer, PageShape(1, rows.shape[1], 1, value_dim, rows.dtype, joined=True))
+        self.keys[layer].flatten(0, 2).index_copy_(0, index, rows)
+
     def write_index(self, layer: int, index: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Store T indexer keys ``[1, T, D]`` as ``write`` does; returns the layer's whole pool, ``[slots *
         page_size, D]``.
@@ -189,11 +200,10 @@ class MemoryTier:
         for layer, shape in other.shapes.items():
             if layer not in self.keys:
                 self._create(layer, shape)
-        pairs = ((self.keys, other.keys), (self.values, other.values), (self.indexes, other.indexes))
-        for mine, theirs in pairs:
-            for layer, tensor in theirs.items():
-                if (layer in self.near_layers) is near:
-                    self._copy(other, tensor, source, mine[layer], target)
+        mine = self.pools
+        for name, tensor in other.pools.items():
+            if self.is_near(name) is near:
+                self._copy(other, tensor, source, mine[name], target)
 
     def _copy(
         self, other: MemoryTier, theirs: torch.Tensor, source: list[int], mine: torch.Tensor, target: list[int]
@@ -212,7 +222,8 @@ class MemoryTier:
         """The memory of the pages, ``[slots, page_size, heads, dim]`` (indexer keys: ``[slots, page_size, dim]``), by
         the name under which it is saved, ``"<layer>.<kind>"``.
         """
-        kinds = {"key": self.keys, "value": self.values, "index": self.indexes}
+        values = {layer: pool for layer, pool in self.values.items() if not self.shapes[layer].joined}
+        kinds = {"key": self.keys, "value": values, "index": self.indexes}
         return {f"{layer}.{kind}": pool for kind, pools in kinds.items() for layer, pool in pools.items()}
 
     @property
@@ -268,7 +279,10 @@ class MemoryTier:
         sizes = ((shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim))
         pair = zip((self.keys, self.values), (shape.key, shape.value), sizes, strict=True)
         for pools, record, size in pair:
-            pools[layer] = make((record.nbytes,), torch.uint8, near) if record else make(size, shape.dtype, near)
+            if shape.joined and pools is self.values:
+                pools[layer] = self.keys[layer][..., : shape.value_dim]
+            else:
+                pools[layer] = make((record.nbytes,), torch.uint8, near) if record else make(size, shape.dtype, near)
         known = self.shapes.get(layer)
         self.shapes[layer] = shape._replace(index_dim=known.index_dim) if known is not None else shape
         if shape.index_dim and not self._division.near:

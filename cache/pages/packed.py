@@ -7,7 +7,7 @@ step in flight, which the cache and the attention function share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -206,11 +206,19 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     expands its latents). For a layer in ``in_place`` it returns the new K and V unchanged: the load-time probe has
     verified that the layer passes on the same tensors that it got, and the attention function reads the pages itself.
     In compiled code nothing is stored here: the attention function stores K and V, so all layers must be in
-    ``in_place``. ``by_row``: see ``get_seq_length``.
+    ``in_place``. ``by_row``: see ``get_seq_length``. Of a layer in ``joined`` K and V are stored as one row, of which
+    the attention function knows how to use it: ``update`` returns one new token, which the layer may do with as it
+    likes. With adapters, which change what a layer makes of a row, it returns the gathered K and V.
     """
 
     def __init__(
-        self, layers: list[AttentionLayer], step: PackedStep, in_place: frozenset[int], *, by_row: bool = True
+        self,
+        layers: list[AttentionLayer],
+        step: PackedStep,
+        in_place: frozenset[int],
+        *,
+        by_row: bool = True,
+        joined: Collection[int] = frozenset(),
     ) -> None:
         # Not the constructor of a model's own subclass.
         Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
@@ -218,6 +226,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.kinds = layers
         self.step = step
         self.in_place = in_place
+        self.joined = joined
         self.compilable = all(number in in_place or not layer.stores for number, layer in enumerate(layers))
 
     def update(
@@ -231,12 +240,27 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 raise NotInPlace
             return key_states, value_states
         tier = self.step.tier
+        if layer_idx in self.joined:
+            return self._update_rows(layer_idx, key_states, value_states)
         tier.write(layer_idx, self.step.write_positions(layer_idx), key_states, value_states)
         if layer_idx not in self.in_place:
             index = self.step.gather_index(self.kinds[layer_idx])
             key_states, value_states = (part.transpose(0, 1)[None] for part in tier.tokens(layer_idx, index))
         # The tensors are kept, so that their identity stays theirs for the whole step.
         self.step.origins[id(key_states)] = (layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def _update_rows(
+        self, layer: int, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        step, latent = self.step, key_states.shape[3]
+        rows = torch.cat([key_states[0, 0], value_states[0, 0]], dim=-1)
+        step.tier.write_rows(layer, step.write_positions(layer), rows, latent)
+        if step.adapted is None:
+            return key_states[:, :, :1], value_states[:, :, :1]
+        rows = step.tier.tokens(layer, step.gather_index(self.kinds[layer]))[0].transpose(0, 1)[None]
+        key_states, value_states = rows[..., :latent], rows[..., latent:]
+        step.origins[id(key_states)] = (layer, key_states, value_states)
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:

@@ -37,6 +37,7 @@ class Mode(ABC):
         self.layers = layers
         self.trace = trace
         self.in_place: frozenset[int] = frozenset()
+        self.joined: frozenset[int] = frozenset()  # layers whose keys and values are stored as one row
         self.fusion: Fusion | None = None
         self.compiled: CompiledLayers | None = None
         self.accepts = inspect.signature(model.forward).parameters
@@ -77,6 +78,14 @@ class Mode(ABC):
         whether the mode has any.
         """
         return False
+
+    def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
+        """Let layers attend in the space of their latents where possible. ``steps`` runs steps. Returns how many."""
+        return 0
+
+    def expand(self) -> None:
+        """Let all layers attend to the keys that they make again."""
+        self.joined = frozenset()
 
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration,

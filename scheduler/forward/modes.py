@@ -25,6 +25,7 @@ from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMode
+from scheduler.forward.latents import LatentFinder
 from scheduler.forward.mixers import CurrentStep, MixerSplit, Together
 from scheduler.forward.mode import Mode
 from scheduler.forward.trace import Trace
@@ -72,7 +73,9 @@ class PagedMode(Mode):
         inputs: dict[str, Any] = {"use_cache": True, "return_dict": True, **self.positions(step), **self.masks(step)}
         if "logits_to_keep" in self.accepts:
             inputs["logits_to_keep"] = keep
-        inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place, by_row=self.trace.by_row)
+        inputs[self.trace.argument] = self._cache(
+            self.layers, step, self.in_place, by_row=self.trace.by_row, joined=self.joined
+        )
         for split in self._splits:
             split.token_by_token = self.token_by_token
         for span in step.spans if self.stateful and not isinstance(step, DecodeStep) else ():
@@ -118,7 +121,7 @@ class PagedMode(Mode):
         stored = {index for index, layer in enumerate(self.layers) if layer.stores}
         if self.stateful and not self.batches:
             return None
-        if (stored and stored <= self.in_place) or (self.stateful and not stored):
+        if (stored and stored <= self.in_place | self.joined) or (self.stateful and not stored):
             return self
         return None if self.stateful else RowsMode(self)
 
@@ -204,6 +207,21 @@ class PackedMode(PagedMode):
         stored = {i for i, layer in enumerate(self.layers) if layer.stores}
         self.in_place = frozenset(stored - self.attention.transformed)
         return True
+
+    def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
+        """See ``Mode.absorb``. On a CPU only: no kernel for GPUs takes rows as wide as those of latents."""
+        if self.model.device.type != "cpu":
+            return 0
+        finder = LatentFinder(self.attention)
+        with finder.watching():
+            next(iter(steps()))
+        self.attention.absorbed, self.joined = finder.found, frozenset(finder.found)
+        return len(self.joined)
+
+    def expand(self) -> None:
+        """See ``Mode.expand``."""
+        super().expand()
+        self.attention.absorbed = {}
 
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """See ``Mode.fuse``."""

@@ -292,7 +292,7 @@ def _pack_and_probe(
 
 def fingerprint(loaded: LoadedModel) -> str:
     """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode, and
-    how KV is kept if not exactly.
+    how KV is kept if not exactly, or as rows.
     """
     facts: tuple[str | int, ...] = (
         *(str(loaded.tokenizer.chat_template), len(loaded.tokenizer)),
@@ -300,6 +300,8 @@ def fingerprint(loaded: LoadedModel) -> str:
     )
     if loaded.verdict.codec is not Codec.EXACT:
         facts += (str(loaded.verdict.codec),)
+    if any(shape.joined for shape in loaded.verdict.shapes.values()):
+        facts += ("joined",)
     return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()
 
 

@@ -102,7 +102,7 @@ def probe(
     if packing is not None:
         trial.rounding = max(trial.rounding, packing.tolerance)
         trial.fuses = True
-    verdict = trial.choose_any(first)
+    verdict = trial.absorb(trial.choose_any(first))
     if packing is not None:
         packing.settle()
         fused = trial.fuse(verdict.mode, verdict.error, packing)
@@ -213,6 +213,24 @@ class _Trial(Measurement):
         shapes, found = round_kv(self, verdict.mode, verdict.shapes, codec)
         saved = sum(shape.nbytes - shapes[at].nbytes for at, shape in verdict.shapes.items())
         return replace(verdict, shapes=shapes, token_bytes=verdict.token_bytes - saved, kv=found)
+
+    def absorb(self, verdict: Verdict) -> Verdict:
+        """The verdict with layers that attend in the space of their latents, if the model is as right then."""
+        mode, allowed = verdict.mode, max(self.rounding, 2 * verdict.error)
+        try:
+            count = mode.absorb(partial(self.steps, mode, False))
+            if not count:
+                return verdict
+            measured = self.measure(mode)
+            if not measured.error <= allowed:
+                raise Unsupported(f"the results differ by {measured.error:.1e}")
+            report = f"{verdict.report}, with {count} layers over latents {measured.error:.1e}"
+            kept = dict(zip(("error", "shapes", "token_bytes", "skeleton"), measured.kept, strict=True))
+            return replace(verdict, report=report, **kept)
+        except Exception as problem:  # whatever a model raises at rows that it did not store
+            mode.expand()
+            log.info("no layer attends to latents: %s", first_line(problem, 160))
+            return verdict
 
     def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
         """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how

@@ -44,6 +44,7 @@ from cache.pages import state as states
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu.captured_experts import waitless_experts
 from scheduler.accel.gpu.constants import waitless_constants
+from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.model.decode_graphs import DeviceRead, DeviceReadWatch
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
@@ -115,7 +116,8 @@ def look(name: str) -> Found:
     try:
         model = build(name, "causal")
         family = family_of(model)
-        verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), _PAGE, LongRope(model))
+        with patch.object(PackedMode, "absorb", return_value=0):  # as on a GPU
+            verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), _PAGE, LongRope(model))
     except UnsupportedModel:
         return Found(name, "-", "refused", reason="refused at load")
     except Exception as error:

@@ -42,6 +42,7 @@ class FusedModule:
         self._recording = recording
         self._attention = attention
         self._programs = [Program(block, kernel, adapted=True) for block in recording.blocks]
+        self._absorbed = [one.absorbed for one in recording.asked if one.absorbed is not None]
         self._limit = min(recording.limits, default=None)  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | None = None
@@ -84,7 +85,7 @@ class FusedModule:
         """The result of the module's forward; computed by that if the arguments are of other kinds than those
         recorded.
         """
-        called = None if self.aside else self._recording.match(args, kwargs)
+        called = None if self.aside or self._expands() else self._recording.match(args, kwargs)
         if called is None:
             return self._original(*args, **kwargs)
         inputs, cache, rows = called
@@ -101,6 +102,13 @@ class FusedModule:
             if outputs is not None:
                 return self._recording.assemble(outputs)
         return self.compute(inputs, partial(self._attend, cache))
+
+    def _expands(self) -> bool:
+        """Whether keys and values have to be made of latents in this step, which only the module's own code does."""
+        step = self._attention.step
+        if not self._absorbed or step is None:
+            return False
+        return step.adapted is not None or any(one.few(step) != step.numbers for one in self._absorbed)
 
     def _run_chain(self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int) -> torch.Tensor | None:
         """The result of this module, when those of all of its chain are computed; None if they cannot be."""
@@ -173,6 +181,10 @@ class FusedModule:
 
     def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = outputs
+        if asked.absorbed is not None:
+            step = cache.step
+            step.tier.write_rows(asked.layer, step.write_positions(asked.layer), key[0, 0], value.shape[3])
+            return self._attention.attend_rows(step, asked.layer, query[0], asked.scores, step.numbers)[None]
         key, value = cache.update(key, value, asked.layer)
         return self._attention.attend(asked.module, query, key, value, **asked.options)
 

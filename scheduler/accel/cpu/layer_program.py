@@ -108,9 +108,12 @@ class LayerProgram:
     def fits(self, cache: PackedCache) -> bool:
         """Whether the layer's keys are read in place, from pages with its shapes and dtype."""
         tier, source = cache.step.tier, self._asked.layer
-        if source not in cache.in_place or source not in tier.keys:
+        joined = self._asked.absorbed is not None
+        if source not in (cache.joined if joined else cache.in_place) or source not in tier.keys:
             return False
         shape = tier.shapes[source]
+        if shape.joined is not joined:
+            return False
         if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
             return False
         if shape.codec is not Codec.EXACT and not self._backend.stores(shape):
@@ -140,6 +143,8 @@ class LayerProgram:
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
         call.places, call.rows = step.write_positions(source).data_ptr(), rows
         call.key_bytes, call.value_bytes = key.stride(0) * key.element_size(), value.stride(0) * value.element_size()
+        if tier.shapes[source].joined:
+            call.value_bytes = 0  # values are in the keys
         self._place_records(step, rows)
 
     def _place_records(self, step: PackedStep, rows: int) -> None:

@@ -194,6 +194,7 @@ class _Layout:
         number = {op.out: i for i, stage in enumerate(stages) for op in stage}
         uses = ((i, ref.slot) for i, stage in enumerate(stages) for op in stage for ref in op.refs)
         shared = {slot for i, slot in uses if number.get(slot) != i}
+        shared |= {op.out for i, stage in enumerate(stages) for op in stage if number[op.out] != i}  # made in several
         for stage in stages:
             first = len(self.instructions)
             for op in stage:

@@ -83,6 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self._rows: dict[int, Rows] = {}
         self._sharing: defaultdict[int, set[int]] = defaultdict(set)  # by the address of their memory
         self._others = {id(tensor) for tensor in others}
+        self._idle: set[int] = set()  # tensors on which nothing may depend, as what they hold is not looked at
         self._zeros: set[int] = set()  # the memory of zeros that were made meanwhile
         for number, tensor in enumerate(inputs):
             axis = self.token_axis(tensor)
@@ -130,6 +131,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             raise Unrecordable("a product within a token")
         self.computed += 1
         self.define(out, self.block.add_routed(weights, ids, experts), 0)
+
+    def record_heads(self, weights: Any, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Record that ``out [.., H, .., out]`` is ``x [.., H, .., in]``, which both have a token axis besides, head by
+        head times weights of its own (``experts_matrix.ExpertsMatrix``). Raises Unrecordable.
+        """
+        axis, ids = self._row(x, x.shape)
+        numbers = self.number(0.0, weights.count), self.block.constant(torch.arange(weights.count).float()).ids
+        heads = self.block.compute(Opcode.ADD, weights.count, *self.block.pair(*numbers))
+        self.computed += 1
+        self.define(out, self.block.add_routed(weights, ids, heads.ids), axis)
+
+    def let_idle(self, *tensors: torch.Tensor) -> None:
+        """Nothing may depend on these tensors, or on what is made of them alone: it need not be recorded."""
+        self._alive += tensors
+        self._idle.update(map(id, tensors))
+
+    def is_idle(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of these."""
+        return id(tensor) in self._idle
 
     def replace(self, tensor: torch.Tensor, like: torch.Tensor) -> None:
         """Record that ``tensor`` has the elements of ``like``, which was recorded and has its shape."""
@@ -179,6 +199,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._alive += [tensors, outs]
         name, others = func.overloadpacket, any(id(tensor) in self._others for tensor in tensors)
+        if any(id(tensor) in self._idle for tensor in tensors):
+            if others or any(id(tensor) in self._rows for tensor in tensors):
+                raise Unrecordable(f"{name} of what is not looked at")
+            self._idle.update(map(id, outs))
+            return
         if func._schema.is_mutable:
             name = self._elsewhere(name, args[0])
         if name in _ZEROS:

@@ -16,17 +16,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
-from scheduler.accel.cpu.interceptors import (
-    AttentionRequest,
-    intercept_attention,
-    intercept_experts,
-    intercept_product,
-    refuse_linear,
-)
+from scheduler.accel.cpu.interceptors import AttentionRequest, intercept_experts, intercept_product, refuse_linear
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 

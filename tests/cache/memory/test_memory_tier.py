@@ -18,6 +18,20 @@ def test_bytes_per_token_count_keys_and_values_of_their_own_widths() -> None:
     assert PageShape(1, 24, 3, 8, torch.bfloat16).nbytes == (24 + 24) * 2
 
 
+def test_values_that_are_in_the_keys_take_no_memory_and_move_with_them() -> None:
+    shape = PageShape(1, 6, 1, 4, torch.float32, joined=True)
+    assert shape.pools == (6 * 4,)
+    here, there = (MemoryTier(3, 2, torch.device("cpu"), shapes) for shapes in ({0: shape}, None))
+    rows = torch.randn(4, 6)
+    here.write_rows(0, torch.tensor([2, 3, 4, 5]), rows, 4)
+    there.copy_from(here, [1, 2], [0, 2])
+    keys, values = there.read(0, torch.tensor([0, 2]))
+    assert torch.equal(keys[:, 0], rows)
+    assert torch.equal(values[:, 0], rows[:, :4])
+    assert there.token_shapes == {"0.key": ((1, 6), "float32")}
+    assert there.token_bytes == 24
+
+
 def test_every_slot_is_given_out_once() -> None:
     tier = MemoryTier(5, SIZE, CPU)
     slots = [tier.alloc() for _ in range(5)]

@@ -19,8 +19,8 @@ from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
+from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.functions import COMPUTED
-from scheduler.accel.cpu.interceptors import intercept_attention
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 from scheduler.forward.mode import installed
 from scheduler.forward.trace import trace

@@ -14,6 +14,7 @@ from engine_kit import ours
 from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
 from cache.attention import cpu
+from cache.attention.absorbed import Absorbed
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, Windows, read_layers
@@ -66,11 +67,24 @@ def test_layers_that_use_what_the_cache_gives_them_are_read_in_place() -> None:
     assert verdict.shapes[0].nbytes == 2 * 2 * 16 * 4
 
 
-def test_layers_that_expand_what_the_cache_gives_them_are_not() -> None:
+def test_layers_that_expand_what_the_cache_gives_them_attend_to_rows_of_it() -> None:
     verdict = verdict_on(make_model("deepseek_v3"))
     assert verdict.mode.in_place == frozenset()
     shape = verdict.shapes[0]
-    assert {shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim} == {16, 8}  # latents and RoPE keys
+    assert shape.joined
+    assert (shape.key_heads, shape.key_dim, shape.value_dim) == (1, 16 + 8, 16)  # latents and RoPE keys
+    assert verdict.token_bytes == 4 * 24 * 4
+    assert error_of(verdict) < 1e-4
+
+
+def test_rows_of_latents_that_give_other_results_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Absorbed.outputs
+    monkeypatch.setattr(Absorbed, "outputs", lambda self, latents: 1.01 * outputs(self, latents))
+    verdict = verdict_on(make_model("deepseek_v3"))
+    assert verdict.mode.name == "packed"
+    assert not verdict.mode.joined
+    assert not any(shape.joined for shape in verdict.shapes.values())
+    assert error_of(verdict) < 1e-4
 
 
 def test_what_was_wrongly_learned_is_found_where_it_is_measured_with_programs(monkeypatch: pytest.MonkeyPatch) -> None:
