@@ -18,9 +18,9 @@ from server_process import ServerProcess
 from tiny_models import make_tokenizer, model_of, save_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "gpt_oss", "deepseek_v3", "llama4")
-MARKS = {
+MARKS: dict[tuple[str, str], Any] = {
     ("llama", "for all"): pytest.mark.wide,
-    ("gemma3", "for few"): (),
+    ("gemma3", "for few"): [],
     ("deepseek_v3", "for few"): pytest.mark.wide,
 }
 MEMORY = {"for all": (), "for few": ("--kv-memory", "1M", "--host-memory", "1M")}
