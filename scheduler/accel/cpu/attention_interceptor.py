@@ -15,7 +15,7 @@ from scheduler.accel.cpu.latent_attention import record_absorbed
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 
-class _Watch:
+class _AttentionWatch:
     """What one module stores and attends to. ``updated``: what each update returned, and what was stored."""
 
     def __init__(
@@ -71,7 +71,7 @@ def intercept_attention(
     """Within it, an update of the cache and the attention after it are recorded as one call between two blocks. Asking
     for the length of the cache raises Unrecordable, since the answer would become part of the program.
     """
-    watch = _Watch(recorder, attention, cache, asked)
+    watch = _AttentionWatch(recorder, attention, cache, asked)
 
     def length() -> torch.Tensor:
         raise Unrecordable("it asks for the length of the cache")
