@@ -73,11 +73,19 @@ def intercept_product(
 
 
 @contextmanager
-def refuse_linear(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, calls of a linear module whose weight torch reads faster raise Unrecordable."""
+def refuse_linear(recorder: Recorder, module: torch.nn.Module) -> Iterator[None]:
+    """Within it, calls of a linear module whose weight torch reads faster raise Unrecordable, unless nothing may depend
+    on them.
+    """
+    original = module.forward
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        raise Unrecordable("a linear module that is not read here")
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if not recorder.is_idle(x):
+            raise Unrecordable("a linear module that is not read here")
+        with recorder.paused():
+            out: torch.Tensor = original(x)
+            recorder.let_idle(out)
+        return out
 
     with forward_of(module, forward):
         yield

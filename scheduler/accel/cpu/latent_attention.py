@@ -50,8 +50,9 @@ def record_absorbed(
     absorbed, step = request.absorbed, attention.step
     assert absorbed is not None
     assert step is not None
-    weights, own = head_weights(absorbed), query[..., absorbed.own]
+    own = query[..., absorbed.own]
     with recorder.paused():
+        weights = head_weights(absorbed)
         made = torch.bmm(own[0], absorbed.keys.transpose(1, 2))[None]
         recorder.record_heads(weights.keys, own, made)
     asking = torch.cat([made, query[..., absorbed.common]], dim=-1)

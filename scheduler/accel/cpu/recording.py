@@ -215,7 +215,7 @@ def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> A
         return intercept_product(recorder, part, *found)
     if (experts := packed_experts(part)) is not None:
         return intercept_experts(recorder, part, experts)
-    return refuse_linear(part) if isinstance(part, torch.nn.Linear) else nullcontext()
+    return refuse_linear(recorder, part) if isinstance(part, torch.nn.Linear) else nullcontext()
 
 
 class _Untouched:
