@@ -64,6 +64,12 @@ class Absorbed:
         """The numbers of the spans of at most so many tokens."""
         return frozenset(number for number, span in enumerate(step.spans) if span.size <= self.most)
 
+    def serves(self, step: PackedStep) -> bool:
+        """Whether the layer attends to latents in a step. Else its own code makes keys and values of all that is
+        stored: with adapters, which change what it makes, and for long spans only, for which that is faster.
+        """
+        return step.adapted is None and bool(self.few(step))
+
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """``query [H, T, D]`` as it attends to rows, ``[H, T, L + shared]``."""
         rows = query.new_empty(*query.shape[:2], self.width)

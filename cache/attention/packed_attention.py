@@ -7,7 +7,7 @@ mask and hands on None. Each span attends to its own session's keys only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -89,6 +89,10 @@ class PackedAttention:
             return out, None
         return self.attend(module, query, key, value, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
+    def rows_served(self) -> dict[int, Callable[[PackedStep], bool]]:
+        """For each layer that stores rows of latents, whether it attends to them in a step."""
+        return {layer: absorbed.serves for layer, absorbed in self.absorbed.items()}
+
     def attend(
         self,
         module: torch.nn.Module,
@@ -110,7 +114,7 @@ class PackedAttention:
             raise Unsupported("attention outside of a step")
         self.calls += 1
         absorbed = self.absorbed.get(index)
-        if absorbed is not None and step.adapted is None:
+        if absorbed is not None and absorbed.serves(step):
             self.sources[index] = index
             scale = scaling if scaling is not None else query.shape[-1] ** -0.5
             scores = ScoreOptions(scale, softcap, self.sinks(module, s_aux))
@@ -218,9 +222,8 @@ class PackedAttention:
         for number, first, rows, _ in self._stored(step, index, index, step.numbers - few):
             span = step.spans[number]
             part, (keys, values) = slice(span.row, span.row + span.size), absorbed.expand(rows[:, 0])
-            seen, width = step.mask(number, self.layers[index], first), values.shape[2]
-            values = F.pad(values, (0, max(0, keys.shape[2] - width)))  # torch has a fast way for heads of one width
-            out[part] = attend(query[:, part], keys, values, seen, *scores)[..., :width].transpose(0, 1)
+            seen = step.mask(number, self.layers[index], first)
+            out[part] = attend(query[:, part], keys, values, seen, *scores).transpose(0, 1)
         return out[None]
 
     def _over_latents(
@@ -334,12 +337,13 @@ def attend(
     k, v = keys.transpose(0, 1), values.transpose(0, 1)
     if softcap is None and sinks is None:
         grouped = k.shape[0] != query.shape[0]
-        rows = query.shape[1]
+        rows, width = query.shape[1], v.shape[2]
+        v = F.pad(v, (0, max(0, k.shape[2] - width)))  # torch has a fast way for heads of one width
         if seen is not None and query.device.type == "cpu" and query.dtype is not torch.float32:
             query, k, v, seen = _pad_to_round(query, k, v, seen)
         mask = None if seen is None else seen[None, None]
         out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, scale=scale, enable_gqa=grouped)
-        return out[0, :, :rows]
+        return out[0, :, :rows, :width]
     groups = query.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
     scores = (query @ k.transpose(1, 2)).float() * scale

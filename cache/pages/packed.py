@@ -7,8 +7,9 @@ step in flight, which the cache and the attention function share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,9 +207,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     expands its latents). For a layer in ``in_place`` it returns the new K and V unchanged: the load-time probe has
     verified that the layer passes on the same tensors that it got, and the attention function reads the pages itself.
     In compiled code nothing is stored here: the attention function stores K and V, so all layers must be in
-    ``in_place``. ``by_row``: see ``get_seq_length``. Of a layer in ``joined`` K and V are stored as one row, of which
-    the attention function knows how to use it: ``update`` returns one new token, which the layer may do with as it
-    likes. With adapters, which change what a layer makes of a row, it returns the gathered K and V.
+    ``in_place``. ``by_row``: see ``get_seq_length``. Of a layer in ``joined`` K and V are stored as one row. In steps
+    for which its function there is true, attention knows how to use rows, and ``update`` returns one new token, which
+    the layer may do with as it likes. In others it returns the gathered K and V.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         in_place: frozenset[int],
         *,
         by_row: bool = True,
-        joined: Collection[int] = frozenset(),
+        joined: Mapping[int, Callable[[PackedStep], bool]] = MappingProxyType({}),
     ) -> None:
         # Not the constructor of a model's own subclass.
         Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
@@ -256,7 +257,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         step, latent = self.step, key_states.shape[3]
         rows = torch.cat([key_states[0, 0], value_states[0, 0]], dim=-1)
         step.tier.write_rows(layer, step.write_positions(layer), rows, latent)
-        if step.adapted is None:
+        if self.joined[layer](step):
             return key_states[:, :, :1], value_states[:, :, :1]
         rows = step.tier.tokens(layer, step.gather_index(self.kinds[layer]))[0].transpose(0, 1)[None]
         key_states, value_states = rows[..., :latent], rows[..., latent:]

@@ -74,7 +74,7 @@ class PagedMode(Mode):
         if "logits_to_keep" in self.accepts:
             inputs["logits_to_keep"] = keep
         inputs[self.trace.argument] = self._cache(
-            self.layers, step, self.in_place, by_row=self.trace.by_row, joined=self.joined
+            self.layers, step, self.in_place, by_row=self.trace.by_row, joined=self.attention.rows_served()
         )
         for split in self._splits:
             split.token_by_token = self.token_by_token

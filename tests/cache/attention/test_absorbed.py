@@ -95,9 +95,12 @@ class Scene:
         module.layer_idx = 0  # type: ignore[assignment]
         attention.absorbed = {0: self.absorbed}
         new = torch.cat([rows[s.start :] for rows, s in zip(self.rows, self.step.spans, strict=True)])[None, None]
-        cache = PackedCache(self.layers, self.step, frozenset(), joined={0})
+        cache = PackedCache(self.layers, self.step, frozenset(), joined={0: self.absorbed.serves})
         with attention.running(self.step):
             key, value = cache.update(new[..., :LATENT], new[..., LATENT:], 0)
+            if not self.absorbed.serves(self.step):  # what the layer's own code does then
+                made = self.absorbed.expand(torch.cat([key, value], -1)[0, 0])
+                key, value = (part.transpose(0, 1)[None] for part in made)
             out: Any = attention(module, self.query, key, value, None, scaling=0.3)
         result: torch.Tensor = out[0]
         return result
@@ -117,7 +120,7 @@ class Scene:
 def test_attention_to_rows_is_attention_to_the_keys_that_they_make(
     hide: bool, most: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of none, some or all of the spans keys and values are made; with the CPU's kernel and with torch's functions."""
+    """Of none, some or all spans keys and values are made, of all by the layer; with the kernel and with torch alone."""
     monkeypatch.setattr(Absorbed, "most", most)
     if not compiled:
         monkeypatch.setattr(packed_attention, "backends", lambda device: [])
@@ -130,7 +133,7 @@ def test_attention_to_rows_is_attention_to_the_keys_that_they_make(
 def test_a_row_is_stored_once_and_with_adapters_given_as_it_was() -> None:
     scene = Scene(False)
     scene.step.adapted = object()
-    cache = PackedCache(scene.layers, scene.step, frozenset(), joined={0})
+    cache = PackedCache(scene.layers, scene.step, frozenset(), joined={0: scene.absorbed.serves})
     new = torch.cat([rows[s.start :] for rows, s in zip(scene.rows, scene.step.spans, strict=True)])[None, None]
     key, value = cache.update(new[..., :LATENT], new[..., LATENT:], 0)
     assert torch.equal(torch.cat([key, value], -1)[0, 0], torch.cat(scene.rows))
