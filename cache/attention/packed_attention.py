@@ -7,7 +7,7 @@ mask and hands on None. Each span attends to its own session's keys only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -88,10 +88,6 @@ class PackedAttention:
             out = torch.ops.warmturn.attend(query, key, value, self.number, index, scaling, softcap, sinks)
             return out, None
         return self.attend(module, query, key, value, scaling=scaling, softcap=softcap, s_aux=s_aux), None
-
-    def rows_served(self) -> dict[int, Callable[[PackedStep], bool]]:
-        """For each layer that stores rows of latents, whether it attends to them in a step."""
-        return {layer: absorbed.serves for layer, absorbed in self.absorbed.items()}
 
     def attend(
         self,

@@ -37,7 +37,8 @@ class Mode(ABC):
         self.layers = layers
         self.trace = trace
         self.in_place: frozenset[int] = frozenset()
-        self.joined: frozenset[int] = frozenset()  # layers whose keys and values are stored as one row
+        # Layers whose keys and values are stored as one row, and whether they attend to rows in a step.
+        self.joined: dict[int, Callable[[PackedStep], bool]] = {}
         self.fusion: Fusion | None = None
         self.compiled: CompiledLayers | None = None
         self.accepts = inspect.signature(model.forward).parameters
@@ -85,7 +86,7 @@ class Mode(ABC):
 
     def expand(self) -> None:
         """Let all layers attend to the keys that they make again."""
-        self.joined = frozenset()
+        self.joined = {}
 
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
         """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration,

@@ -74,7 +74,7 @@ class PagedMode(Mode):
         if "logits_to_keep" in self.accepts:
             inputs["logits_to_keep"] = keep
         inputs[self.trace.argument] = self._cache(
-            self.layers, step, self.in_place, by_row=self.trace.by_row, joined=self.attention.rows_served()
+            self.layers, step, self.in_place, by_row=self.trace.by_row, joined=self.joined
         )
         for split in self._splits:
             split.token_by_token = self.token_by_token
@@ -121,7 +121,7 @@ class PagedMode(Mode):
         stored = {index for index, layer in enumerate(self.layers) if layer.stores}
         if self.stateful and not self.batches:
             return None
-        if (stored and stored <= self.in_place | self.joined) or (self.stateful and not stored):
+        if (stored and stored <= self.in_place | self.joined.keys()) or (self.stateful and not stored):
             return self
         return None if self.stateful else RowsMode(self)
 
@@ -215,7 +215,8 @@ class PackedMode(PagedMode):
         finder = LatentFinder(self.attention)
         with finder.watching():
             next(iter(steps()))
-        self.attention.absorbed, self.joined = finder.found, frozenset(finder.found)
+        self.attention.absorbed = finder.found
+        self.joined = {layer: absorbed.serves for layer, absorbed in finder.found.items()}
         return len(self.joined)
 
     def expand(self) -> None:

@@ -120,7 +120,7 @@ class Scene:
 def test_attention_to_rows_is_attention_to_the_keys_that_they_make(
     hide: bool, most: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of none, some or all spans keys and values are made, of all by the layer; with the kernel and with torch alone."""
+    """Of none, some or all spans keys and values are made, of all by the layer; with the kernel and with torch."""
     monkeypatch.setattr(Absorbed, "most", most)
     if not compiled:
         monkeypatch.setattr(packed_attention, "backends", lambda device: [])
