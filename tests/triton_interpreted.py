@@ -124,7 +124,9 @@ def definition(case: Case, step: PackedStep, query: Any, sinks: Any) -> Any:
 def error(case: Case) -> tuple[float, int]:
     """The largest difference as a share of the largest number, and how many rows were put together from parts."""
     random = torch.Generator().manual_seed(1)
-    shape = PageShape(case.key_heads, case.dim, case.key_heads, case.width, case.dtype, codec=case.codec, joined=case.joined)
+    shape = PageShape(
+        case.key_heads, case.dim, case.key_heads, case.width, case.dtype, codec=case.codec, joined=case.joined
+    )
     step = random_step(StepSpec(case.work, case.hidden), CPU, shape, random)
     query = torch.randn(step.tokens, case.heads, case.dim, generator=random).to(case.dtype).transpose(0, 1)
     sinks = torch.randn(case.heads, generator=random)

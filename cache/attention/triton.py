@@ -207,7 +207,7 @@ class TritonBackend:
         widest = max(shape.value_dim, 0 if shape.joined else dim)
         if signature.heads % shape.key_heads or dim != shape.key_dim or widest > _WIDEST:
             return False
-        if shape.joined and dim - shape.value_dim > _WIDEST_REST:
+        if shape.joined and not 0 < dim - shape.value_dim <= _WIDEST_REST:
             return False
         return self._self_test.passes(signature)
 

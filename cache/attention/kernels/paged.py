@@ -84,7 +84,9 @@ def attend(
     start = tl.load(positions + row).to(tl.int32)  # of the tile's first token
     lane = tl.arange(0, ROWS)
     token, head = lane // GROUP, shared * GROUP + lane % GROUP
-    real = (token < tokens) & (head < heads)
+    real = token < tokens
+    if REST:
+        real = real & (head < heads)  # the last tile may have fewer
     position = start + token
     earliest = position - position % window if CHUNKED else position - window + 1
 

@@ -112,7 +112,9 @@ def test_wide_heads_are_the_kernels(backend: TritonBackend, monkeypatch: pytest.
         assert backend.fits(Signature(shape, 8, dim, torch.bfloat16, False, False, False)) is fits
 
 
-@pytest.mark.parametrize(("latent", "shared", "fits"), [(512, 64, True), (28, 12, True), (1024, 64, False), (512, 65, False)])
+@pytest.mark.parametrize(
+    ("latent", "shared", "fits"), [(512, 64, True), (28, 12, True), (1024, 64, False), (512, 65, False)]
+)
 def test_rows_of_latents_are_the_kernels(
     latent: int, shared: int, fits: bool, backend: TritonBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
