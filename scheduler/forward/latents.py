@@ -48,7 +48,7 @@ class LatentFinder:
         def look(
             module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any
         ) -> Any:
-            layer = getattr(module, "layer_idx", None)
+            layer: Any = getattr(module, "layer_idx", None)
             if self._look(layer, query, key, value):
                 self._sign(layer, module, query, **rest)
                 return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])

@@ -186,7 +186,7 @@ def on_meta(model: Any, verdict: Verdict, backend: Any, dtype: torch.dtype) -> I
     mixers = tuple(twin.get_submodule(names[module]) for module in trace.mixers)
     mode = type(verdict.mode)(twin, verdict.mode.layers, replace(trace, mixers=mixers))
     mode.in_place, mode.joined = verdict.mode.in_place, verdict.mode.joined
-    if isinstance(mode, PackedMode):
+    if isinstance(mode, PackedMode) and isinstance(verdict.mode, PackedMode):
         absorbed = verdict.mode.attention.absorbed
         mode.attention.absorbed = {layer: like(one, dtype) for layer, one in absorbed.items()}
     with patch.object(packed_attention, "backends", lambda device: [backend]), torch.no_grad():

@@ -2,8 +2,9 @@
 where Triton is installed.
 
 A tile is a few tokens of one span with all query heads that share a key head, or with some of them, ``ROWS`` queries
-at most. Of rows of latents (``REST``) what is read as keys is the values as well. A program reads some keys of one tile, as a work list says (``cache.attention.work_list``), from their pages by the span's page
-table. Where a tile's keys are divided among programs ``merge`` puts their parts together.
+at most. A program reads some keys of one tile, as a work list says (``cache.attention.work_list``), from their pages by
+the span's page table. Where a tile's keys are divided among programs ``merge`` puts their parts together. Of rows of
+latents (``REST``) a block is read once, as values and as the first part of keys.
 """
 
 # mypy: ignore-errors

@@ -79,8 +79,12 @@ def test_a_projection_that_is_not_linear_is_left_to_the_model(change: Callable[.
 def test_on_a_gpu_layers_are_taken_whose_rows_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("deepseek_v3")
     finder, asked = find(model), list[Signature]()
-    backend = SimpleNamespace(fits=lambda signature: asked.append(signature) or len(asked) != 2)
-    monkeypatch.setattr(latents, "backends", lambda device: [backend])
+
+    def fits(signature: Signature) -> bool:
+        asked.append(signature)
+        return len(asked) != 2
+
+    monkeypatch.setattr(latents, "backends", lambda device: [SimpleNamespace(fits=fits)])
     assert [*finder.taken(torch.device("cuda"))] == [0, 2, 3]
     assert [*finder.taken(torch.device("cpu"))] == [0, 1, 2, 3]
     rows = PageShape(1, 24, 1, 16, torch.float32, joined=True)
