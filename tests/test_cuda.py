@@ -216,6 +216,15 @@ def test_graphs_are_captured_and_say_what_steps_say(name: str, dtype: torch.dtyp
     assert set(with_graphs.graphs.captured) >= {1, 4, 8}
 
 
+@pytest.mark.parametrize(("heads", "latent", "shared"), [(16, 512, 64), (128, 512, 64), (40, 256, 32), (5, 28, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_kernel_attends_to_rows_of_latents(dtype: torch.dtype, heads: int, latent: int, shared: int) -> None:
+    backend = triton_backend(CUDA)
+    assert backend is not None
+    shape = PageShape(1, latent + shared, 1, latent, dtype, joined=True)
+    assert backend.fits(Signature(shape, heads, latent + shared, dtype, False, False, False))
+
+
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "llama4", "qwen3_next"])
 def test_other_models_run_with_or_without_graphs(name: str) -> None:
     with_graphs, without = Served(name, torch.float32, True), Served(name, torch.float32, False)

@@ -41,6 +41,7 @@ class Case(NamedTuple):
     processors: int
     near: bool = False  # over pages in two parts
     codec: Codec = Codec.EXACT
+    joined: bool = False  # rows of latents, whose first ``width`` numbers are the value
 
 
 FULL = AttentionLayer(Reach.FULL, None, True)
@@ -59,6 +60,12 @@ CASES = (
     Case(HALF, 6, 2, 24, 24, FULL, 3.0, True, False, DECODE, 8, codec=Codec.INT8),
     Case(HALF, 8, 2, 64, 64, WINDOW, None, True, False, MIXED, 1, near=True, codec=Codec.FP8),
     Case(SINGLE, 6, 3, 20, 20, FULL, None, False, True, DECODE, 8, codec=Codec.FP8),
+    Case(HALF, 16, 1, 576, 512, FULL, None, False, False, DECODE, 8, joined=True),
+    Case(HALF, 128, 1, 576, 512, FULL, None, False, False, ((300, 1), (18, 2)), 3, joined=True),
+    Case(SINGLE, 16, 1, 576, 512, FULL, None, False, False, ((90, 1), (20, 3)), 1, joined=True),
+    Case(SINGLE, 24, 1, 40, 28, WINDOW, 3.0, True, True, MIXED, 8, joined=True),
+    Case(HALF, 5, 1, 60, 40, WINDOW, None, False, False, MIXED, 2, near=True, joined=True),
+    Case(HALF, 71, 1, 42, 32, CHUNK, None, True, False, ((100, 1), (5, 2)), 8, joined=True),
     Case(HALF, 71, 1, 32, 32, FULL, None, False, True, ((300, 1), (5, 2)), 8),
 )
 
@@ -117,7 +124,9 @@ def definition(case: Case, step: PackedStep, query: Any, sinks: Any) -> Any:
 def error(case: Case) -> tuple[float, int]:
     """The largest difference as a share of the largest number, and how many rows were put together from parts."""
     random = torch.Generator().manual_seed(1)
-    shape = PageShape(case.key_heads, case.dim, case.key_heads, case.width, case.dtype, codec=case.codec)
+    shape = PageShape(
+        case.key_heads, case.dim, case.key_heads, case.width, case.dtype, codec=case.codec, joined=case.joined
+    )
     step = random_step(StepSpec(case.work, case.hidden), CPU, shape, random)
     query = torch.randn(step.tokens, case.heads, case.dim, generator=random).to(case.dtype).transpose(0, 1)
     sinks = torch.randn(case.heads, generator=random)

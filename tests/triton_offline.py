@@ -40,6 +40,7 @@ SHAPES = (  # heads, key heads, numbers of a key's head and of a value's
     (6, 2, 24, 24),
     (71, 1, 64, 64),
 )
+ROWS = ((16, 576, 512), (128, 576, 512), (40, 288, 256))  # heads, numbers of a row of a latent, and of the latent
 
 
 class Chip:
@@ -92,6 +93,11 @@ def variants(all_of_them: bool) -> Iterator[Signature]:
             yield Signature(PageShape(key_heads, dim, key_heads, width, dtype), heads, dim, dtype, False, False, False)
     for dtype in (*HALVES, FULL_PRECISION) if all_of_them else (HALVES[0], FULL_PRECISION):
         yield Signature(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, True, True, all_of_them)
+    for heads, dim, width in ROWS:
+        for dtype in (*HALVES, FULL_PRECISION) if all_of_them else HALVES[:1]:
+            for scored in (False, True) if all_of_them else (heads == 16,):
+                shape = PageShape(1, dim, 1, width, dtype, joined=True)
+                yield Signature(shape, heads, dim, dtype, scored, scored, False)
     for codec in (Codec.INT8, Codec.FP8):  # pages of records
         for heads, key_heads, dim, width in SHAPES if all_of_them else SHAPES[:1]:
             for dtype in (*HALVES, FULL_PRECISION) if all_of_them else HALVES[:1]:

@@ -30,9 +30,10 @@ log = logging.getLogger("warmturn.engine")
 _FAR = 1 << 30  # tokens: a window that holds everything
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}  # as the kernel knows them
-_WIDEST = 512  # numbers of a head
+_WIDEST, _WIDEST_REST = 512, 64  # numbers of a head, or of a latent; and of what a row has behind its latent
 _FEWEST_KEYS = 16  # of a block: the fewest that a product of tiles takes
 _DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: of spans that fit one of 16, and of others
+_LATENT_ROWS = 32  # of a tile over rows of latents, whose sums take half of the registers
 _SHARED = 90 << 10  # bytes of a tile and its keys and values; small GPUs have 99 KiB, and some of it is used otherwise
 _PARTS = 16  # parts of a row that are merged together
 
@@ -64,9 +65,37 @@ def launch_shape(dtype: torch.dtype, group: int, rows: int, widest: int) -> Laun
     return LaunchShape(rows, keys, 4 if small else 8, 5 if double else 3)
 
 
+def latent_shape(dtype: torch.dtype, group: int, rows: int) -> LaunchShape:
+    """The shape for about ``rows`` queries per tile over rows of latents, of up to 512 numbers and 64 behind them.
+
+    A block is read once, as keys and as values. Of ``LaunchShape.keys`` each warp computes the scores of 8: with fewer
+    keys warps would repeat each other.
+    """
+    rows = max(rows, next_power_of_two(group))
+    if dtype is torch.float32:
+        return LaunchShape(rows, _FEWEST_KEYS, 8, 3)
+    return LaunchShape(rows, 32, 4, 5) if rows == _DECODE_ROWS else LaunchShape(rows, 32, 8, 3)
+
+
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()
+
+
+def launch_shapes(
+    dtype: torch.dtype, heads: int, key_heads: int, widest: int, joined: bool
+) -> tuple[dict[int, LaunchShape], int]:
+    """The shapes of a layer by their rows, those for decode steps first, and how many tiles of heads there are: one for
+    each key head; over rows of latents, which all heads share, as few as hold them.
+    """
+    if joined:
+        most = _DECODE_ROWS if dtype is torch.float32 else _LATENT_ROWS
+        count = -(-heads // most)
+        made = [latent_shape(dtype, -(-heads // count), rows) for rows in sorted({_DECODE_ROWS, most})]
+    else:
+        count, wished = key_heads, (_DECODE_ROWS,) if dtype is torch.float32 else (_DECODE_ROWS, _ROWS)
+        made = [launch_shape(dtype, heads // key_heads, rows, widest) for rows in wished]
+    return {one.rows: one for one in made}, count
 
 
 class Launch(NamedTuple):
@@ -175,7 +204,10 @@ class TritonBackend:
         shape, dim = signature.shape, signature.dim
         if signature.dtype is not shape.dtype or shape.dtype not in _DTYPES or shape.key_heads != shape.value_heads:
             return False
-        if signature.heads % shape.key_heads or dim != shape.key_dim or max(dim, shape.value_dim) > _WIDEST:
+        widest = max(shape.value_dim, 0 if shape.joined else dim)
+        if signature.heads % shape.key_heads or dim != shape.key_dim or widest > _WIDEST:
+            return False
+        if shape.joined and not 0 < dim - shape.value_dim <= _WIDEST_REST:
             return False
         return self._self_test.passes(signature)
 
@@ -199,10 +231,12 @@ class TritonBackend:
         query = query if query.stride(2) == 1 else query.contiguous()
         keys, key_scales = self._parts(tier.keys[source], shape.key)
         values, value_scales = self._parts(tier.values[source], shape.value)
-        heads, key_heads, dim, width = query.shape[0], keys.shape[2], keys.shape[3], values.shape[3]
-        group, widest = heads // key_heads, max(dim, width)
-        wished = (_DECODE_ROWS,) if query.element_size() == 4 else (_DECODE_ROWS, _ROWS)
-        shapes = {one.rows: one for one in (launch_shape(query.dtype, group, rows, widest) for rows in wished)}
+        heads, width = query.shape[0], values.shape[3]
+        rest = keys.shape[3] - width if shape.joined else 0
+        dim = keys.shape[3] - rest
+        shapes, key_heads = launch_shapes(query.dtype, heads, keys.shape[2], max(dim, width), shape.joined)
+        keys, values = (pool.expand(-1, -1, key_heads, -1) for pool in (keys, values))  # all tiles read the same rows
+        group = -(-heads // key_heads)
         programs, block = -(-2 * self._processors // key_heads), min(one.keys for one in shapes.values())
         sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else self._none
         padded = max(16, next_power_of_two(width))
@@ -219,7 +253,8 @@ class TritonBackend:
                 *key_scales.stride()[:2], *value_scales.stride()[:2],
                 float(scores.scale), float(scores.softcap or 0.0), layer.window or _FAR, heads, key_heads,
                 GROUP=group, ROWS=made.rows, KEYS=made.keys, PAGE=tier.page_size, DIM=dim, VALUE=width,
-                PADDED=max(16, next_power_of_two(dim)), PADDED_VALUE=padded, CHUNKED=layer.reach is Reach.CHUNKED,
+                REST=rest, PADDED_REST=max(16, next_power_of_two(rest)), PADDED=max(16, next_power_of_two(dim)),
+                PADDED_VALUE=padded, CHUNKED=layer.reach is Reach.CHUNKED,
                 CAPPED=scores.softcap is not None, SINKS=scores.sinks is not None, FLAGS=plan.flags is not None,
                 CODEC=_CODECS[shape.codec], num_warps=made.warps, num_stages=made.stages,
             )  # fmt: skip

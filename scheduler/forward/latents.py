@@ -13,7 +13,11 @@ from typing import Any
 import torch
 
 from cache.attention.absorbed import Absorbed, NotLinear, basis, measure
+from cache.attention.backend import Signature
+from cache.attention.backends import backends
 from cache.attention.packed_attention import PackedAttention
+from cache.memory.memory_tier import PageShape
+from cache.pages.layers import Reach
 from cache.pages.packed import PackedCache
 
 _EXTRA = 9  # rows of a basis that are no unit vectors
@@ -26,6 +30,7 @@ class LatentFinder:
     def __init__(self, attention: PackedAttention) -> None:
         self.found: dict[int, Absorbed] = {}
         self._attention = attention
+        self._signatures: dict[int, Signature] = {}  # of attention to their rows
         self._given: dict[int, tuple[int, torch.Tensor]] = {}  # the size of a latent, and the basis
         self._latest = -1  # the layer that was given one
 
@@ -43,7 +48,9 @@ class LatentFinder:
         def look(
             module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any
         ) -> Any:
-            if self._look(getattr(module, "layer_idx", None), query, key, value):
+            layer: Any = getattr(module, "layer_idx", None)
+            if self._look(layer, query, key, value):
+                self._sign(layer, module, query, **rest)
                 return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
             return attend(module, query, key, value, **rest)
 
@@ -53,6 +60,36 @@ class LatentFinder:
         finally:
             PackedCache.update = update  # type: ignore[method-assign]
             del self._attention.attend
+
+    def taken(self, device: torch.device) -> dict[int, Absorbed]:
+        """``found``, but on a GPU only the layers whose rows a backend takes: torch would attend to them session by
+        session.
+        """
+        if device.type == "cpu":
+            return self.found
+        there = backends(device)
+        return {
+            layer: absorbed
+            for layer, absorbed in self.found.items()
+            if any(backend.fits(self._signatures[layer]) for backend in there)
+        }
+
+    def _sign(
+        self,
+        layer: int,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        softcap: float | None,
+        s_aux: torch.Tensor | None,
+        **rest: Any,
+    ) -> None:
+        """Note the signature of a layer that was found, whose own queries are ``query [1, H, T, D]``."""
+        absorbed, chunked = self.found[layer], self._attention.layers[layer].reach is Reach.CHUNKED
+        shape = PageShape(1, absorbed.width, 1, absorbed.latent, query.dtype, joined=True)
+        sinks = self._attention.sinks(module, s_aux) is not None
+        self._signatures[layer] = Signature(
+            shape, query.shape[1], absorbed.width, query.dtype, softcap is not None, sinks, chunked
+        )
 
     def _give(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two parts ``[1, 1, n, D]`` of a basis for a layer that stores ``key`` and ``value`` of one head."""

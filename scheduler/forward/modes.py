@@ -209,14 +209,12 @@ class PackedMode(PagedMode):
         return True
 
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
-        """See ``Mode.absorb``. On a CPU only: no kernel for GPUs takes rows as wide as those of latents."""
-        if self.model.device.type != "cpu":
-            return 0
+        """See ``Mode.absorb``."""
         finder = LatentFinder(self.attention)
         with finder.watching():
             next(iter(steps()))
-        self.attention.absorbed = finder.found
-        self.joined = {layer: absorbed.serves for layer, absorbed in finder.found.items()}
+        self.attention.absorbed = finder.taken(self.model.device)
+        self.joined = {layer: absorbed.serves for layer, absorbed in self.attention.absorbed.items()}
         return len(self.joined)
 
     def expand(self) -> None:

@@ -34,6 +34,7 @@ from architectures.build import ENTRIES, build, family_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache.attention import packed_attention
+from cache.attention.absorbed import Absorbed
 from cache.attention.backend import Signature
 from cache.attention.decode import DecodeStep, Tables
 from cache.attention.decode_rows import RowsStep
@@ -116,8 +117,7 @@ def look(name: str) -> Found:
     try:
         model = build(name, "causal")
         family = family_of(model)
-        with patch.object(PackedMode, "absorb", return_value=0):  # as on a GPU
-            verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), _PAGE, LongRope(model))
+        verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), _PAGE, LongRope(model))
     except UnsupportedModel:
         return Found(name, "-", "refused", reason="refused at load")
     except Exception as error:
@@ -185,13 +185,22 @@ def on_meta(model: Any, verdict: Verdict, backend: Any, dtype: torch.dtype) -> I
     trace, names = verdict.mode.trace, {module: name for name, module in model.named_modules()}
     mixers = tuple(twin.get_submodule(names[module]) for module in trace.mixers)
     mode = type(verdict.mode)(twin, verdict.mode.layers, replace(trace, mixers=mixers))
-    mode.in_place = verdict.mode.in_place
+    mode.in_place, mode.joined = verdict.mode.in_place, verdict.mode.joined
+    if isinstance(mode, PackedMode) and isinstance(verdict.mode, PackedMode):
+        absorbed = verdict.mode.attention.absorbed
+        mode.attention.absorbed = {layer: like(one, dtype) for layer, one in absorbed.items()}
     with patch.object(packed_attention, "backends", lambda device: [backend]), torch.no_grad():
         mode.install()
         try:
             yield mode
         finally:
             mode.remove()
+
+
+def like(absorbed: Absorbed, dtype: torch.dtype) -> Absorbed:
+    """One that has no values."""
+    keys, values = (part.to(_META, dtype) for part in (absorbed.keys, absorbed.values))
+    return replace(absorbed, keys=keys, values=values)
 
 
 def table(found: list[Found]) -> str:

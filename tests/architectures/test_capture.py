@@ -21,7 +21,7 @@ CAPTURED = [
     [
         *(("llama", "packed"), ("gpt_oss", "packed"), ("mixtral", "packed"), ("qwen3_next", "packed")),
         *(("mamba2", "packed"), ("bart", "packed"), ("minimax", "packed"), ("phimoe", "packed")),
-        *(("deepseek_v3", "rows"), ("glm_moe_dsa", "rows")),
+        *(("deepseek_v3", "packed"), ("glm_moe_dsa", "rows")),
     ],
 )
 def test_a_decode_step_can_be_captured(name: str, mode: str) -> None:

@@ -1,9 +1,10 @@
 """The Triton kernels of attention over pages, ``attend`` and ``merge``. ``cache.attention.triton`` imports this module
 where Triton is installed.
 
-A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. A program
-reads some keys of one tile, as a work list says (``cache.attention.work_list``), from their pages by the span's page
-table. Where a tile's keys are divided among programs ``merge`` puts their parts together.
+A tile is a few tokens of one span with all query heads that share a key head, or with some of them, ``ROWS`` queries
+at most. A program reads some keys of one tile, as a work list says (``cache.attention.work_list``), from their pages by
+the span's page table. Where a tile's keys are divided among programs ``merge`` puts their parts together. Of rows of
+latents (``REST``) a block is read once, as values and as the first part of keys.
 """
 
 # mypy: ignore-errors
@@ -30,9 +31,9 @@ def wide(numbers, dtype: tl.constexpr, CODEC: tl.constexpr):
     do_not_specialize_on_alignment=["positions", "items"],
 )
 def attend(
-    query,  # [tokens, heads, DIM]
-    key,  # [slots, PAGE, key heads, DIM]; of records int8, or the bits of fp8 as uint8
-    value,  # [slots, PAGE, key heads, VALUE]; also
+    query,  # [tokens, heads, DIM + REST]
+    key,  # [slots, PAGE, key heads, DIM + REST]; of records int8, or the bits of fp8 as uint8
+    value,  # [slots, PAGE, key heads, VALUE]; also. Not read with ``REST``
     key_scales,  # of records, [slots, PAGE, key heads] float32
     value_scales,  # also
     out,  # [tokens, heads, VALUE]
@@ -61,14 +62,16 @@ def attend(
     softcap,
     window,  # keys that a query sees at most, or of a chunk
     heads,
-    key_heads,
-    GROUP: tl.constexpr,  # query heads that share a key head
+    key_heads,  # or tiles of heads, if one key head is all that there is
+    GROUP: tl.constexpr,  # query heads that share a key head, or of a tile
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,  # keys that are looked at together
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     VALUE: tl.constexpr,
+    REST: tl.constexpr,  # numbers of a key behind the DIM = VALUE that are its value too; 0: keys and values are apart
     PADDED: tl.constexpr,  # DIM, up to a power of two
+    PADDED_REST: tl.constexpr,
     PADDED_VALUE: tl.constexpr,
     CHUNKED: tl.constexpr,  # only keys of the same chunk are seen
     CAPPED: tl.constexpr,
@@ -83,12 +86,18 @@ def attend(
     lane = tl.arange(0, ROWS)
     token, head = lane // GROUP, shared * GROUP + lane % GROUP
     real = token < tokens
+    if REST:
+        real = real & (head < heads)  # the last tile may have fewer
     position = start + token
     earliest = position - position % window if CHUNKED else position - window + 1
 
     across = tl.arange(0, PADDED)
     place = (row + token).to(tl.int64) * query_token + head * query_head
     q = tl.load(query + place[:, None] + across[None, :], mask=real[:, None] & (across < DIM)[None, :], other=0.0)
+    if REST:
+        behind = tl.arange(0, PADDED_REST)
+        q_rest = query + place[:, None] + DIM + behind[None, :]
+        q_rest = tl.load(q_rest, mask=real[:, None] & (behind < REST)[None, :], other=0.0)
     across_value = tl.arange(0, PADDED_VALUE)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -99,8 +108,19 @@ def attend(
         page = tl.load(tables + span.to(tl.int64) * table_stride + position_of_key // PAGE, mask=there, other=0)
         offset = position_of_key % PAGE
         where = page.to(tl.int64) * key_slot + offset * key_token + shared * key_head
-        k = tl.load(key + where[None, :] + across[:, None], mask=there[None, :] & (across < DIM)[:, None], other=0.0)
-        scores = tl.dot(q, wide(k, q.dtype, CODEC), input_precision="ieee") * scale
+        if REST:  # read once, as values
+            v = key + where[:, None] + across[None, :]
+            v = tl.load(v, mask=there[:, None] & (across < DIM)[None, :], other=0.0)
+            k = tl.trans(v)
+        else:
+            k = key + where[None, :] + across[:, None]
+            k = tl.load(k, mask=there[None, :] & (across < DIM)[:, None], other=0.0)
+        scores = tl.dot(q, wide(k, q.dtype, CODEC), input_precision="ieee")
+        if REST:
+            k_rest = key + where[:, None] + DIM + behind[None, :]
+            k_rest = tl.load(k_rest, mask=there[:, None] & (behind < REST)[None, :], other=0.0)
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        scores = scores * scale
         if CODEC != 0:
             which = page.to(tl.int64) * key_scales_slot + offset * key_scales_token + shared
             scores = scores * tl.load(key_scales + which, mask=there, other=0.0)[None, :]
@@ -117,12 +137,13 @@ def attend(
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - base[:, None])
         kept = tl.exp2(most - base)
-        where = page.to(tl.int64) * value_slot + offset * value_token + shared * value_head
-        v = tl.load(
-            value + where[:, None] + across_value[None, :],
-            mask=there[:, None] & (across_value < VALUE)[None, :],
-            other=0.0,
-        )
+        if REST == 0:
+            where = page.to(tl.int64) * value_slot + offset * value_token + shared * value_head
+            v = tl.load(
+                value + where[:, None] + across_value[None, :],
+                mask=there[:, None] & (across_value < VALUE)[None, :],
+                other=0.0,
+            )
         if CODEC != 0:
             which = page.to(tl.int64) * value_scales_slot + offset * value_scales_token + shared
             by = tl.load(value_scales + which, mask=there, other=0.0)

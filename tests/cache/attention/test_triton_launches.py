@@ -11,7 +11,7 @@ import torch
 from cache.attention import triton
 from cache.attention.backend import Signature
 from cache.attention.self_test import LAYERS, StepSpec, random_step
-from cache.attention.triton import TritonBackend, launch_shape
+from cache.attention.triton import TritonBackend, latent_shape, launch_shape, launch_shapes
 from cache.memory.memory_tier import PageShape
 from cache.pages.layers import ScoreOptions
 
@@ -35,12 +35,17 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> TritonBackend:
     return TritonBackend(CPU)
 
 
-def launches(backend: TritonBackend, *work: tuple[int, int]) -> list[tuple[Any, dict[str, Any]]]:
-    """The launches of ``attend`` in one layer of Llama-3.1-8B's shape."""
-    shape = PageShape(8, 128, 8, 128, torch.bfloat16)
+LLAMA = PageShape(8, 128, 8, 128, torch.bfloat16)  # Llama-3.1-8B's
+LATENTS = PageShape(1, 576, 1, 512, torch.bfloat16, joined=True)  # DeepSeek-V3's
+
+
+def launches(
+    backend: TritonBackend, *work: tuple[int, int], shape: PageShape = LLAMA, heads: int = 32
+) -> list[tuple[Any, dict[str, Any]]]:
+    """The launches of ``attend`` in one layer."""
     step = random_step(StepSpec(work, False), CPU, shape, torch.Generator().manual_seed(1))
-    query = torch.zeros(32, step.tokens, 128, dtype=torch.bfloat16)
-    out = torch.zeros(step.tokens, 32, 128, dtype=torch.bfloat16)
+    query = torch.zeros(heads, step.tokens, shape.key_dim, dtype=torch.bfloat16)
+    out = torch.zeros(step.tokens, heads, shape.value_dim, dtype=torch.bfloat16)
     plan = backend.plan(step, LAYERS[0], step.numbers, True)
     assert plan is not None
     backend.attend(plan, step, LAYERS[0], 0, query, ScoreOptions(0.1, None, None), out)
@@ -60,6 +65,34 @@ def test_keys_of_the_next_block_are_read_ahead(backend: TritonBackend) -> None:
     assert [options["num_stages"] for _, options in launches(backend, (300, 1))] == [5]
 
 
+@pytest.mark.parametrize(
+    ("heads", "work", "programs", "group", "rows"),
+    [
+        (16, (300, 1), 5, 16, 16),
+        (16, (20, 3), 2, 16, 32),  # two tokens to a tile
+        (20, (300, 1), 5, 20, 32),
+        (40, (300, 1), 2 * 5, 20, 32),
+        (128, (300, 1), 4 * 4, 32, 32),
+    ],
+)
+def test_heads_share_rows_of_latents_in_tiles(
+    heads: int, work: tuple[int, int], programs: int, group: int, rows: int, backend: TritonBackend
+) -> None:
+    ((grid, options),) = launches(backend, work, shape=LATENTS, heads=heads)
+    assert (grid, options["GROUP"], options["ROWS"]) == ((programs,), group, rows)
+    assert (options["DIM"], options["REST"], options["VALUE"]) == (512, 64, 512)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("heads", [1, 5, 16, 20, 40, 71, 128])
+def test_tiles_hold_all_heads_over_rows_of_latents(dtype: torch.dtype, heads: int) -> None:
+    shapes, count = launch_shapes(dtype, heads, 1, 512, True)
+    group = -(-heads // count)
+    assert group * count >= heads
+    assert all(group <= rows == shape.rows for rows, shape in shapes.items())
+    assert all(latent_shape(dtype, group, rows) == shape for rows, shape in shapes.items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("widest", [16, 24, 64, 128, 192, 256, 512])
 @pytest.mark.parametrize("group", [1, 4, 8, 16, 71])
@@ -77,3 +110,14 @@ def test_wide_heads_are_the_kernels(backend: TritonBackend, monkeypatch: pytest.
     for dim, fits in ((256, True), (512, True), (1024, False)):
         shape = PageShape(2, dim, 2, dim, torch.bfloat16)
         assert backend.fits(Signature(shape, 8, dim, torch.bfloat16, False, False, False)) is fits
+
+
+@pytest.mark.parametrize(
+    ("latent", "shared", "fits"), [(512, 64, True), (28, 12, True), (1024, 64, False), (512, 65, False)]
+)
+def test_rows_of_latents_are_the_kernels(
+    latent: int, shared: int, fits: bool, backend: TritonBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend._self_test, "passes", lambda signature: True)
+    shape = PageShape(1, latent + shared, 1, latent, torch.bfloat16, joined=True)
+    assert backend.fits(Signature(shape, 128, latent + shared, torch.bfloat16, False, False, False)) is fits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import torch
 from tiny_models import make_model
 
 from cache.attention.absorbed import NotLinear
+from cache.attention.backend import Signature
+from cache.memory.memory_tier import PageShape
 from cache.pages.layers import read_layers
 from cache.pages.packed import PackedCache
+from scheduler.forward import latents
 from scheduler.forward.latents import LatentFinder
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode
@@ -68,5 +72,35 @@ def test_a_projection_that_is_not_linear_is_left_to_the_model(change: Callable[.
     verdict = probe(model, read_layers(model.config), PAGE)
     verdict.mode.remove()
     assert verdict.mode.name == "packed"
+    assert not any(shape.joined for shape in verdict.shapes.values())
+    assert verdict.error < 1e-4
+
+
+def test_on_a_gpu_layers_are_taken_whose_rows_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("deepseek_v3")
+    finder, asked = find(model), list[Signature]()
+
+    def fits(signature: Signature) -> bool:
+        asked.append(signature)
+        return len(asked) != 2
+
+    monkeypatch.setattr(latents, "backends", lambda device: [SimpleNamespace(fits=fits)])
+    assert [*finder.taken(torch.device("cuda"))] == [0, 2, 3]
+    assert [*finder.taken(torch.device("cpu"))] == [0, 1, 2, 3]
+    rows = PageShape(1, 24, 1, 16, torch.float32, joined=True)
+    assert asked == 4 * [Signature(rows, 4, 24, torch.float32, False, False, False)]
+    # A step asks for the same.
+    mode: Any = probe(model, read_layers(model.config), PAGE).mode
+    mode.remove()
+    assert [one for one in mode.attention._backends if one.shape.joined] == asked[:1]
+
+
+def test_rows_that_no_kernel_takes_leave_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LatentFinder, "taken", lambda finder, device: {})
+    model = make_model("deepseek_v3")
+    verdict = probe(model, read_layers(model.config), PAGE)
+    verdict.mode.remove()
+    assert verdict.mode.graphed is not None
+    assert verdict.mode.graphed.name == "rows"
     assert not any(shape.joined for shape in verdict.shapes.values())
     assert verdict.error < 1e-4

@@ -154,7 +154,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("name", widely(["llama", "gemma3", "gpt_oss"], "gpt_oss"))
+@pytest.mark.parametrize("name", widely(["llama", "gemma3", "gpt_oss", "deepseek_v3"], "gpt_oss deepseek_v3"))
 def test_all_that_a_graph_reads_lives_as_long_as_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Reads] = []
 
