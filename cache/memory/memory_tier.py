@@ -222,7 +222,8 @@ class MemoryTier:
         """The memory of the pages, ``[slots, page_size, heads, dim]`` (indexer keys: ``[slots, page_size, dim]``), by
         the name under which it is saved, ``"<layer>.<kind>"``.
         """
-        values = {layer: pool for layer, pool in self.values.items() if not self.shapes[layer].joined}
+        joined = {layer for layer, shape in self.shapes.items() if shape.joined}
+        values = {layer: pool for layer, pool in self.values.items() if layer not in joined}
         kinds = {"key": self.keys, "value": values, "index": self.indexes}
         return {f"{layer}.{kind}": pool for kind, pools in kinds.items() for layer, pool in pools.items()}
 
