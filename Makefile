@@ -41,9 +41,9 @@ serve: $(STAMP)
 
 setup: $(DEV_STAMP)
 
-# A worker more than there are cores, as many tests wait for processes; a file to a worker;
+# Two workers more than there are cores, as many tests wait for processes; a file to a worker;
 # ARGS=tests/server/api/openai/test_chat.py for one file.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow and not wide" $(IN_PARALLEL) $(ARGS)
