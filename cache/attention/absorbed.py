@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from cache.attention.backend import once
 from cache.pages.packed import PackedStep
 
 
@@ -61,8 +62,11 @@ class Absorbed:
         return self.latent * (own + width) // more if more > 0 else 1 << 30
 
     def few(self, step: PackedStep) -> frozenset[int]:
-        """The numbers of the spans of at most so many tokens."""
-        return frozenset(number for number, span in enumerate(step.spans) if span.size <= self.most)
+        """The numbers of the spans of at most so many tokens; found once in a step for all layers that are alike."""
+        most, spans = self.most, step.spans
+        return once(
+            step, (Absorbed, most), lambda: frozenset(number for number, span in enumerate(spans) if span.size <= most)
+        )
 
     def serves(self, step: PackedStep) -> bool:
         """Whether the layer attends to latents in a step. Else its own code makes keys and values of all that is

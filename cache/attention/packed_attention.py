@@ -109,14 +109,12 @@ class PackedAttention:
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1
-        absorbed = self.absorbed.get(index)
+        absorbed, scores = self.absorbed.get(index), _scores(query, scaling, softcap, self.sinks(module, s_aux))
         if absorbed is not None and absorbed.serves(step):
             self.sources[index] = index
-            scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-            scores = ScoreOptions(scale, softcap, self.sinks(module, s_aux))
             return self._over_rows(step, index, absorbed, query[0], scores)
         self.sources[index] = self._source(step, key, value)
-        return self._over(step, index, query, key, value, scaling, softcap, self.sinks(module, s_aux))
+        return self._over(step, index, query, key, value, scores)
 
     def attend_compiled(
         self,
@@ -138,7 +136,7 @@ class PackedAttention:
         if source == index:
             step.tier.write(index, step.write_positions(index), key, value)
         step.origins[id(key)] = (source, key, value)
-        return self._over(step, index, query, key, value, scaling, softcap, sinks)
+        return self._over(step, index, query, key, value, _scores(query, scaling, softcap, sinks))
 
     def _over(
         self,
@@ -147,20 +145,17 @@ class PackedAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scores: ScoreOptions,
     ) -> torch.Tensor:
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
-        left = self._attend_in_place(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
+        left = self._attend_in_place(step, layer, source, query[0], scores, out)
         for number, first, keys, values in self._spans(step, index, key, value, left):
             span = step.spans[number]
             rows = slice(span.row, span.row + span.size)
             seen = step.mask(number, layer, first)
-            out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
+            out[rows] = attend(query[0, :, rows], keys, values, seen, *scores).transpose(0, 1)
         return out[None]
 
     @staticmethod
@@ -313,6 +308,13 @@ _library.define(
 )
 _library.impl("attend", _attend_compiled, "CompositeExplicitAutograd")
 torch.library.register_fake("warmturn::attend", _result_like, lib=_library)
+
+
+def _scores(
+    query: torch.Tensor, scaling: float | None, softcap: float | None, sinks: torch.Tensor | None
+) -> ScoreOptions:
+    """How scores are computed, with the usual scale where a layer gives none."""
+    return ScoreOptions(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap, sinks)
 
 
 def attend(
