@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from warm_processes import Forked, start_scripted, usable
+
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 60.0  # seconds until a server that does not start fails its test
 
@@ -38,12 +40,18 @@ def warmturn(*arguments: str) -> "subprocess.CompletedProcess[str]":
 class Server:
     """A running `warmturn serve`, with what it printed."""
 
-    def __init__(self, tmp_path: Path, *arguments: str) -> None:
+    def __init__(self, tmp_path: Path, *arguments: str, warm: bool = True) -> None:
+        """``warm``: it may have imported its modules before, see ``warm_processes``."""
         self.log = tmp_path / "output"
         self.data = tmp_path / "data"
-        command = (sys.executable, "-P", "-c", SERVE, "serve", "--port", "0", "--data-dir", str(self.data), *arguments)
+        given = [SERVE, "serve", "--port", "0", "--data-dir", str(self.data), *arguments]
+        self.process: subprocess.Popen[bytes] | Forked
         with self.log.open("w") as output:
-            self.process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+            if warm and usable(arguments):
+                self.process = start_scripted(given, environment(), output)
+            else:
+                command = (sys.executable, "-P", "-c", *given)
+                self.process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
 
     @property
     def output(self) -> str:
@@ -86,8 +94,8 @@ def gone(process: Path) -> bool:
 
 
 @contextmanager
-def serving(tmp_path: Path, *arguments: str) -> Iterator[Server]:
-    server = Server(tmp_path, *arguments)
+def serving(tmp_path: Path, *arguments: str, warm: bool = True) -> Iterator[Server]:
+    server = Server(tmp_path, *arguments, warm=warm)
     try:
         yield server
     finally:

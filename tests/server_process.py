@@ -16,24 +16,32 @@ from threading import Event, Thread
 from typing import Any
 
 import httpx
+from warm_processes import Forked, engines_of, start_server, usable
 
 START = 120.0  # seconds that a start may take on a busy machine
 
 
 class ServerProcess:
-    """``warmturn serve`` in a process of its own; a context manager that stops it."""
+    """``warmturn serve`` in a process of its own; a context manager that stops it. ``warm``: it and its engines
+    may have imported their modules before, see ``warm_processes``.
+    """
 
-    def __init__(self, model: Path | None, data: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(self, model: Path | None, data: Path, *flags: str, port: int | None = None, warm: bool = True) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         python = os.environ.get("SERVER_PYTHON", sys.executable)  # clients may live elsewhere
-        command = [python, "-m", "server", "serve", *([str(model)] if model else [])]
-        command += ["--port", str(self.port), "--data-dir", str(data), "--served-model-name", "m", *flags]
+        arguments = ["serve", *([str(model)] if model else []), "--port", str(self.port), "--data-dir", str(data)]
+        arguments += ["--served-model-name", "m", *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMTURN_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
         self._log = (data / f"server-{self.port}.log").open("wb")
         self.log_path = Path(self._log.name)
-        self.process = subprocess.Popen(command, env=environment, stderr=self._log, stdout=self._log)
+        self.process: subprocess.Popen[bytes] | Forked
+        if warm and usable(flags):
+            self.process = start_server(arguments, environment, self._log)
+        else:
+            command = [python, "-m", "server", *arguments]
+            self.process = subprocess.Popen(command, env=environment, stderr=self._log, stdout=self._log)
 
     def __enter__(self) -> ServerProcess:
         self.wait_healthy()
@@ -64,12 +72,21 @@ class ServerProcess:
         return self.process.wait(60)
 
     def engine_pid(self) -> int:
-        """The pid of the engine process, the only child."""
+        """The pid of the engine process."""
+        engines = self.engine_pids()
+        assert len(engines) == 1, engines
+        return engines[0]
+
+    def engine_pids(self) -> list[int]:
+        """The pids of all engine processes that there are just now."""
         pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        engines = [c for c in children if b"scheduler" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        assert len(engines) == 1, children
-        return int(engines[0])
+        if isinstance(self.process, Forked):
+            return engines_of(pid)
+        try:
+            children = [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+            return [one for one in children if b"scheduler" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        except OSError:
+            return []  # it went away meanwhile
 
     @contextmanager
     def slowed(self) -> Iterator[None]:
@@ -110,6 +127,14 @@ class ServerProcess:
     def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         """One request, the answer whatever it is."""
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a dead one that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def free_port() -> int:

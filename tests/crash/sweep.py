@@ -8,9 +8,10 @@ from pathlib import Path
 
 import httpx
 from crash.tracer import StorageThread, kill_at
-from crash.victim import Victim, alive
+from crash.victim import Victim
 from crash.wire import Outcome
 from crash.workload import allowed, goes_on, held, states, turn, work
+from server_process import alive
 
 IDLE = 10.0  # seconds in which what is written behind is on disk
 

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from server_process import ServerProcess, free_port
+from server_process import ServerProcess, alive, free_port
 
 EXACT = ("--dtype", "float32")  # bfloat16's near ties fall otherwise where a turn is computed in other pieces
 FLAGS = (*EXACT, "--kv-memory", "12M")  # of the demo model's KV about four long sessions
@@ -41,13 +41,13 @@ class Victim:
 
     def kill_engine(self) -> None:
         """kill -9 of the engine process, if there is one just now; the server starts another by itself."""
-        for engine in self._engines():
+        for engine in self.process.engine_pids():
             os.kill(engine, signal.SIGKILL)
             self.deaths += 1
 
     def kill_server(self) -> None:
         """kill -9 of the server process; its engine must end by itself."""
-        engines = self._engines()
+        engines = self.process.engine_pids()
         self.process.process.kill()
         self.process.__exit__()
         self.deaths += 1
@@ -74,19 +74,3 @@ class Victim:
 
     def _started(self) -> ServerProcess:
         return ServerProcess(None, self.data, *self._flags, port=self._port)
-
-    def _engines(self) -> list[int]:
-        pid = self.process.process.pid
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            return [int(c) for c in children if b"scheduler" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        except OSError:
-            return []  # it went away meanwhile
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a dead one that nobody waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
