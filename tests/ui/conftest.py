@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,30 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """A browser for one module: while it is there, an event loop runs in this thread, and no other test could."""
+@pytest.fixture(scope="session")
+def browser() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
+    """A browser, and the event loop of what drives it. Ask for ``chromium``."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield started, loop
+        asyncio._set_running_loop(loop)
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def chromium(browser: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
+    """The browser for one module: what drives it takes an event loop for running in this thread, in which no other test
+    could have its own.
+    """
+    started, loop = browser
+    asyncio._set_running_loop(loop)
+    yield started
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture(scope="module")
