@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from server.log.database import LogUnavailable, SessionDamaged
 from server.log.search_index import create_index, empty_index, has_index, index_messages, index_title, is_sound
@@ -65,7 +66,8 @@ def prepare(connection: sql.Connection) -> None:
                 f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
                 "give the log a database of its own"
             )
-        metadata.create_all(connection)
+        for statement in statements(connection.dialect):
+            connection.exec_driver_sql(statement)
         create_index(connection)
         connection.execute(sql.insert(log_format).values(version=FORMAT))
     version = connection.execute(sql.select(log_format.c.version)).scalar()
@@ -85,6 +87,19 @@ def prepare(connection: sql.Connection) -> None:
     elif not is_sound(connection):
         empty_index(connection)
         index_everything(connection)
+
+
+_statements: dict[str, list[str]] = {}  # of ``statements``, by the dialect's name
+
+
+def statements(dialect: sql.Dialect) -> list[str]:
+    """What creates all tables and their indexes. Made once: that takes longer than to run them."""
+    if dialect.name not in _statements:
+        made: list[CreateTable | CreateIndex] = []
+        for table in metadata.sorted_tables:
+            made += [CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name)))]
+        _statements[dialect.name] = [str(one.compile(dialect=dialect)) for one in made]
+    return _statements[dialect.name]
 
 
 def format_of_tables(connection: sql.Connection) -> int | None:
