@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 CHAT = "POST /v1/chat/completions"
 
 
+page = cache(api_page.page)
+
+
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == api_page.page(), "run make pages"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run make pages"
 
 
 @pytest.mark.parametrize("verb", api_page.REQUESTS)
 def test_every_endpoint_of_the_document_has_its_section_and_every_parameter_its_line(verb: str) -> None:
-    section = api_page.page().split(f"## {verb}\n")[1].split("\n## ")[0]
+    section = page().split(f"## {verb}\n")[1].split("\n## ")[0]
     assert set(api_page.request_parameters(api_page.REQUESTS[verb])) <= set(
         re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
     )
@@ -29,7 +33,7 @@ def test_every_endpoint_of_the_document_has_its_section_and_every_parameter_its_
 
 @served()
 async def test_what_is_called_refused_is_refused_and_harmless_values_are_taken(site: Site) -> None:
-    section = api_page.page().split(f"## {CHAT}\n")[1].split("\n## ")[0]
+    section = page().split(f"## {CHAT}\n")[1].split("\n## ")[0]
     fates = dict(re.findall(r"^\| `(\w+)`(?: \(extension\))? \| (.*) \|$", section, re.MULTILINE))
     refused = [name for name, fate in fates.items() if fate.startswith("refused")]
     assert refused

@@ -1,17 +1,14 @@
 """The direction of imports and the ban on model names, held by reading every module's syntax tree."""
 
 import ast
-from collections.abc import Iterator
+import gc
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = {
-    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for package in ("server", "scheduler", "cache")
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
+Modules = dict[str, ast.Module]
 NAMES_OF_MODELS = {"model_type", "architectures", "name_or_path", "_name_or_path"}
 NAMES_OF_CLASSES = {"__name__", "__qualname__"}  # where models are at hand: everywhere but in server
 
@@ -45,6 +42,21 @@ DOORS = (
     "scheduler.speech_messages",
     "scheduler.tokenizer_parts",
 )
+
+
+@pytest.fixture(scope="module")
+def modules() -> Modules:
+    """The syntax tree of each. Not read before a test asks: every worker collects this file, and one runs it. A test
+    looks at all of them, as a test takes longer than a look.
+    """
+    gc.disable()  # it would look through millions of nodes, again and again
+    found = {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for package in ("server", "scheduler", "cache")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+    gc.enable()
+    return found
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -93,25 +105,28 @@ def names_a_model(module: str, tree: ast.Module) -> set[str]:
     return {name for name in compared(tree) if name in names}
 
 
-def test_there_are_modules_to_look_at() -> None:
-    assert {module.partition("/")[0] for module in MODULES} == set(RULES)
+def wrong(found: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+    """The modules in which something was found."""
+    return {module: names for module, names in found.items() if names}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_server_scheduler_cache(module: str) -> None:
-    assert forbidden(module, MODULES[module]) == set()
+def test_there_are_modules_to_look_at(modules: Modules) -> None:
+    assert {module.partition("/")[0] for module in modules} == set(RULES)
+
+
+def test_imports_go_server_scheduler_cache(modules: Modules) -> None:
+    assert wrong({module: forbidden(module, tree) for module, tree in modules.items()}) == {}
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_doors_import_nothing_of_ours_and_no_torch(door: str) -> None:
-    found = imports(MODULES[door.replace(".", "/") + ".py"])
+def test_doors_import_nothing_of_ours_and_no_torch(door: str, modules: Modules) -> None:
+    found = imports(modules[door.replace(".", "/") + ".py"])
     tops = {name.partition(".")[0] for name in found if not is_door(name)}
     assert not tops & {"server", "scheduler", "cache", "torch", "transformers", "zmq"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_compares_a_models_name(module: str) -> None:
-    assert names_a_model(module, MODULES[module]) == set()
+def test_no_module_compares_a_models_name(modules: Modules) -> None:
+    assert wrong({module: names_a_model(module, tree) for module, tree in modules.items()}) == {}
 
 
 @pytest.mark.parametrize(
@@ -195,10 +210,10 @@ def upward(module: str, tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_is_in_a_unit_and_imports_only_units_below(module: str) -> None:
-    assert dotted(module) in ORDER or module.endswith("__init__.py") or unit_of(dotted(module)) is not None
-    assert upward(module, MODULES[module]) == set()
+def test_a_module_is_in_a_unit_and_imports_only_units_below(modules: Modules) -> None:
+    plain = [module for module in modules if dotted(module) not in ORDER and not module.endswith("__init__.py")]
+    assert [module for module in plain if unit_of(dotted(module)) is None] == []
+    assert wrong({module: upward(module, tree) for module, tree in modules.items()}) == {}
 
 
 def test_an_import_from_above_would_be_found() -> None:
@@ -207,9 +222,9 @@ def test_an_import_from_above_would_be_found() -> None:
     assert upward("cache/pages/session.py", ast.parse("def f():\n    from cache.store import SessionStore")) != set()
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    names = {dotted(module) for module in MODULES}
-    graph = {dotted(module): names & {*imports(tree)} - {dotted(module)} for module, tree in MODULES.items()}
+def test_no_modules_import_each_other_in_a_circle(modules: Modules) -> None:
+    names = {dotted(module) for module in modules}
+    graph = {dotted(module): names & {*imports(tree)} - {dotted(module)} for module, tree in modules.items()}
     assert circle_of(graph) == []
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
 
@@ -226,21 +241,21 @@ def circle_of(graph: dict[str, set[str]]) -> list[str]:
         left = kept
 
 
-def test_a_sub_package_says_what_it_owns_imports_and_never_knows() -> None:
-    packages = [name for name in MODULES if name.endswith("/__init__.py") and name.count("/") > 1]
-    docstrings = {name: ast.get_docstring(MODULES[name]) or "" for name in packages if name != "server/api/__init__.py"}
+def test_a_sub_package_says_what_it_owns_imports_and_never_knows(modules: Modules) -> None:
+    packages = [name for name in modules if name.endswith("/__init__.py") and name.count("/") > 1]
+    docstrings = {name: ast.get_docstring(modules[name]) or "" for name in packages if name != "server/api/__init__.py"}
     parts = ("\n\nOwns: ", "\n\nMay import: ", "\n\nNever knows: ")
     assert [name for name, docstring in docstrings.items() if not all(part in docstring for part in parts)] == []
 
 
-def test_a_file_has_at_most_400_lines() -> None:
-    lines = {name: (ROOT / name).read_text(encoding="utf-8").count("\n") for name in MODULES}
+def test_a_file_has_at_most_400_lines(modules: Modules) -> None:
+    lines = {name: (ROOT / name).read_text(encoding="utf-8").count("\n") for name in modules}
     assert not {name: count for name, count in lines.items() if count > 400}
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_a_class_name_stands_for_one_class(modules: Modules) -> None:
     files: dict[str, list[str]] = {}
-    for name, tree in MODULES.items():
+    for name, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 files.setdefault(node.name, []).append(name)

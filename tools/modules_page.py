@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,7 @@ def drawn_folder(module: str) -> str:
     return "/".join(module.split("/")[:-1][:2])
 
 
+@cache
 def imported_folders() -> dict[str, set[str]]:
     """Of every folder that is drawn, the others that its modules import from."""
     drawn = [path.relative_to(ROOT).as_posix() for top in DRAWN for path in sorted((ROOT / top).rglob("*.py"))]

@@ -10,21 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from server_process import ServerProcess
+
+from server.chat.chat_tokenizer import ChatTokenizer
+from server.log.logged_message import LoggedMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "demo"
 
-# Prints the fingerprint of the demo's tokenizer and the ids of a text, as JSON. With "needs torch" reading it fails the
-# first time as it does for a GGUF file.
+# Prints the fingerprint of the demo's tokenizer and the ids of a text, as JSON, without torch. With "needs torch"
+# reading it fails the first time as it does for a GGUF file.
 READ = """
 import json, sys
 from server import torchless
 from server.chat.chat_tokenizer import ChatTokenizer
 from server.log.logged_message import LoggedMessage
 
-if "no torch" in sys.argv:
-    torchless.without_torch()
+torchless.without_torch()
 if "needs torch" in sys.argv:
     read = torchless._read
     def refuse(model):
@@ -33,8 +36,8 @@ if "needs torch" in sys.argv:
     torchless._read = refuse
 tokens = ChatTokenizer.load(sys.argv[1])
 text = tokens.render([LoggedMessage("user", "How far is the moon?")], generation_prompt=True)
-loaded = sys.modules.get("torch") is not None
-print(json.dumps([tokens.fingerprint(7), text, tokens.encode(text, special=False), tokens.info, loaded]))
+assert sys.modules["torch"] is None
+print(json.dumps([tokens.fingerprint(7), text, tokens.encode(text, special=False), tokens.info]))
 """
 
 
@@ -50,7 +53,7 @@ def read(*how: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("torchless")) as running:
+    with ServerProcess(None, tmp_path_factory.mktemp("torchless"), warm=False) as running:
         yield running
 
 
@@ -65,11 +68,11 @@ def test_a_server_process_has_no_torch_after_it_has_served_a_chat(server: Server
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert server.post("/v1/chat/completions", chat).status_code == 200
 
-    def torch(names: set[str]) -> set[str]:
+    def of_torch(names: set[str]) -> set[str]:
         return {name for name in names if name.startswith(("libtorch", "libc10"))}
 
-    assert torch(mapped(server.process.pid)) == set()
-    assert torch(mapped(server.engine_pid())) != set(), "the engine's are found, so the server's would be"
+    assert of_torch(mapped(server.process.pid)) == set()
+    assert of_torch(mapped(server.engine_pid())) != set(), "the engine's are found, so the server's would be"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not show what a process maps")
@@ -84,12 +87,16 @@ def test_a_server_process_has_neither_transformers_nor_numpy(server: ServerProce
     assert numpy(server.engine_pid())
 
 
+def usual() -> list[object]:
+    """The same in this process, which has torch."""
+    assert sys.modules["torch"] is torch
+    tokens = ChatTokenizer.load(str(DEMO))
+    text = tokens.render([LoggedMessage("user", "How far is the moon?")], generation_prompt=True)
+    made = [tokens.fingerprint(7), text, tokens.encode(text, special=False), tokens.info]
+    found: list[object] = json.loads(json.dumps(made))
+    return found
+
+
 def test_a_tokenizer_is_the_same_without_torch_and_through_another_process() -> None:
-    *usual, loaded = read()
-    assert loaded
-    *alone, loaded = read("no torch")
-    assert not loaded
-    assert alone == usual
-    *helped, loaded = read("no torch", "needs torch")
-    assert not loaded
-    assert helped == usual
+    assert read() == usual()
+    assert read("needs torch") == usual()
