@@ -16,6 +16,7 @@ import pytest
 import torch
 from postgres_server import PostgresServer, installed, postgres_server
 from server_process import ServerProcess
+from shared_statements import share_statements
 
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
 LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
@@ -59,6 +60,7 @@ LONG = (  # files, the longest first: with several workers they begin first, so 
 def pytest_configure() -> None:
     """No garbage collection while tests are imported and collected: there is next to no garbage then."""
     gc.disable()
+    share_statements()
 
 
 def pytest_collection_finish() -> None:

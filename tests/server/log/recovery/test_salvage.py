@@ -94,7 +94,7 @@ def zero(path: Path, page: int) -> None:
         file.write(bytes(PAGE))
 
 
-EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])  # cases, of all that there are
+EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])  # cases, of all that there are
 
 
 @EVERY
