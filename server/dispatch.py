@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from re import Pattern
 from typing import Any, get_type_hints
 
@@ -37,10 +37,8 @@ class Endpoint:
         self.tasks = tasks_of(route.endpoint)
         self._call: Callable[..., Awaitable[Response]] = route.endpoint
         self._absent: dict[str, Any] = {}
-        hints = get_type_hints(route.endpoint)
         bodies = []
-        for name in inspect.signature(route.endpoint).parameters:
-            kind = hints[name]
+        for name, kind in parameters_of(route.endpoint).items():
             if name == "body" and issubclass(kind, BaseModel):
                 bodies.append(kind)
             elif name == "query" and issubclass(kind, BaseModel):
@@ -71,6 +69,13 @@ class Endpoint:
             response = await self._call(body=body, request=request, **named, **self._absent)
         log_ignored()
         return response
+
+
+@cache
+def parameters_of(endpoint: Callable[..., Any]) -> dict[str, Any]:
+    """Their types, by their names."""
+    hints = get_type_hints(endpoint)
+    return {name: hints[name] for name in inspect.signature(endpoint).parameters}
 
 
 class Dispatch:
