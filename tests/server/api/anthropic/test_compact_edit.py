@@ -6,10 +6,8 @@ import asyncio
 import base64
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
-from anthropic.types.beta import BetaMessage
 from http_context import Call, Site, demo_tokens, served
 
 from server.chat.compaction import ASKED, GO_ON, TASK
@@ -42,6 +40,8 @@ async def message(site: Site, messages: Any = TALK, status: int = 200, headers: 
     answer = await site.http.post("/v1/messages", json=asked, headers=headers)
     assert answer.status_code == status, answer.text
     if status == 200:
+        from anthropic.types.beta import BetaMessage  # takes long, and every worker collects this file
+
         BetaMessage.model_validate(answer.json())
     return answer.json()
 
@@ -150,6 +150,8 @@ async def test_the_parameter_compacts_everything(site: Site) -> None:
 @pytest.mark.parametrize("pause", [False, True])
 @served()
 async def test_a_stream_begins_with_the_compaction(site: Site, pause: bool) -> None:
+    import anthropic
+
     transport: Any = httpx2.ASGITransport(site.app)
     http = httpx2.AsyncClient(transport=transport)
     async with anthropic.AsyncAnthropic(api_key="none", base_url="http://warm", http_client=http) as client:

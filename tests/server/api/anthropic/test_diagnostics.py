@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types.beta import BetaMessage
 from http_context import Site, served
 from template_styles import STYLES, tokens_with
 
@@ -26,6 +25,8 @@ def asking(previous: str | None = None, **body: Any) -> dict[str, Any]:
 async def message(site: Site, previous: str | None = None, headers: Any = None, **body: Any) -> Any:
     answer = await site.http.post("/v1/messages", json=asking(previous, **body), headers=headers)
     assert answer.status_code == 200, answer.text
+    from anthropic.types.beta import BetaMessage  # takes long, and every worker collects this file
+
     BetaMessage.model_validate(answer.json(), strict=True)
     return answer.json()
 

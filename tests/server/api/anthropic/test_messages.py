@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
 import msgspec
 import pytest
@@ -23,6 +22,9 @@ from server.engine.engine import TurnRefused
 from server.schemas.objects import CachedTokens, Usage
 from server.turns.call_deltas import arguments_object
 from server.turns.replies import ReplyHead
+
+if TYPE_CHECKING:
+    import anthropic  # takes long, and every worker collects this file
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -406,6 +408,8 @@ async def test_a_stream_that_fails_says_so(site: Site) -> None:
 @asynccontextmanager
 async def client(site: Site, key: str = "key-a") -> AsyncIterator[anthropic.AsyncAnthropic]:
     """The official client over the app, without a socket and without retries."""
+    import anthropic
+
     transport: Any = httpx2.ASGITransport(site.app)
     async with httpx2.AsyncClient(transport=transport) as http:
         yield anthropic.AsyncAnthropic(api_key=key, base_url="http://warm", http_client=http, max_retries=0)
@@ -443,6 +447,8 @@ async def test_the_official_client(site: Site) -> None:
 
 @served({"ann": "key-a"})
 async def test_the_official_clients_errors(site: Site) -> None:
+    import anthropic
+
     messages: Any = HELLO
     async with client(site, "wrong") as ai:
         with pytest.raises(anthropic.AuthenticationError):
@@ -462,6 +468,7 @@ async def test_the_official_clients_errors(site: Site) -> None:
 @served({"ann": "key-a"})
 async def test_the_official_tool_runner_falls_back_to_whole_conversations(site: Site) -> None:
     """It begins with a ``thread``, and goes on without one where the error has the code that it knows."""
+    import anthropic
 
     @anthropic.beta_async_tool
     async def weather(city: str) -> str:
