@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ MOST = 550_000  # bytes of all recordings
 PRIVATE = re.compile(r"/root/|/work/|/tmp/pytest|pytest-of|Bearer|sk-[A-Za-z0-9]{8}", re.IGNORECASE)
 
 
+@cache
 def tokens(template: str) -> ChatTokenizer:
     """The demo tokenizer with one of the templates of the sessions."""
     return tokens_with((TEMPLATES / f"{template}.jinja").read_text().removesuffix("\n"))
 
 
+@cache
 def alternating() -> ChatTokenizer:
     """The same, with a template that raises an error where roles do not alternate."""
     return tokens_with((FOLDER.parents[1] / "templates" / "alternating.jinja").read_text().removesuffix("\n"))
