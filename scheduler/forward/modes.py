@@ -87,10 +87,18 @@ class PagedMode(Mode):
             inputs |= self.sight.inputs(step.token_ids, parts)
         together = self._together(step)
         with self._flight.over(step, together), self.attention_context(step):
-            logits: torch.Tensor = self.model(**inputs).logits[0]
+            logits = self._run(inputs)[0]
         if together is not None:
             self.rows.settle(len(together.order))
         return logits if logits.shape[0] == len(keep) else logits[keep]
+
+    def _run(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The logits ``[1, rows, V]`` of the model's forward."""
+        found = self.fusion.run(inputs) if self.fusion is not None else None
+        if found is None:
+            found = self.model(**inputs).logits
+        assert isinstance(found, torch.Tensor)
+        return found
 
     def _together(self, step: PackedStep) -> Together | None:
         """The single tokens of a step that are computed as one batch, if there are several."""
@@ -228,6 +236,7 @@ class PackedMode(PagedMode):
         if ours is not None:
             self.fusion = Fusion(self.attention, packing.matrix, ours)
             self.fusion.find(self._decoder, steps)
+            self.fusion.record(self.model, steps)
         return len(self.fusion) if self.fusion is not None else 0
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:

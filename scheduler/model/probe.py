@@ -252,9 +252,10 @@ class _Trial(Measurement):
                 return fused
         if not fused or mode.fusion is None:
             return 0
-        mode.fusion.unlink()
-        if self._is_right(mode, allowed):
-            return fused
+        for simplify in (mode.fusion.unrecord, mode.fusion.unlink):
+            simplify()
+            if self._is_right(mode, allowed):
+                return fused
         log.info("modules run uncompiled: as programs their results were wrong together")
         mode.unfuse()
         return 0

@@ -12,181 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
-from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
-from scheduler.accel.cpu.foresight import Call, Difference, Foresight, Origins
-from scheduler.accel.cpu.interceptors import AttentionRequest
-from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain
-from scheduler.accel.cpu.layer_program import LayerProgram
-from scheduler.accel.cpu.program import Program
+from scheduler.accel.cpu.foresight import Difference, Origins
+from scheduler.accel.cpu.fused_module import FusedModule
 from scheduler.accel.cpu.program_kernel import ProgramKernel
+from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
 from scheduler.accel.cpu.recording import Linear, ModuleRecording, record
 
 log = logging.getLogger("warmturn.engine")
-
-
-class FusedModule:
-    """A module that runs as a program."""
-
-    def __init__(
-        self, module: torch.nn.Module, recording: ModuleRecording, kernel: ProgramKernel, attention: PackedAttention
-    ) -> None:
-        self.module = module
-        self._original: Callable[..., Any] = module.forward
-        self._recording = recording
-        self._attention = attention
-        self._programs = [Program(block, kernel, adapted=True) for block in recording.blocks]
-        self._absorbed = [one.absorbed for one in recording.asked if one.absorbed is not None]
-        self._limit = min(recording.limits, default=None)  # rows
-        backend, asked = cpu.cpu_backend(), recording.asked
-        self._layer: LayerProgram | None = None
-        of_one_layer = len(asked) == 1 and isinstance(getattr(asked[0].module, "layer_idx", None), int)
-        if backend is not None and of_one_layer:  # several layers may share a module
-            self._layer = LayerProgram(recording.blocks, asked[0], attention, kernel, backend)
-        self._kernel = kernel
-        self._chain: LayerChain | None = None  # that it is the first of
-        self._foresight: Foresight | None = None
-        self._behind: list[FusedModule] = []  # those after it
-        self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
-        self._computed: ChainResult | None = None  # what the first one has computed for it
-        self._own = vars(module)
-        self._forward = self.forward
-        self.aside = False  # the module runs as it is
-
-    def install(self) -> None:
-        """Make the module run as a program."""
-        self.module.forward = self._forward
-        self.module._compiled_call_impl = self._call
-
-    def remove(self) -> None:
-        """Restore the module's own forward."""
-        self.module.__dict__.pop("forward", None)
-        self.module.__dict__.pop("_compiled_call_impl", None)
-        self._computed = None
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Replaces the module's ``__call__``. Returns the result that a chain has computed ahead, unless the module has
-        hooks, its forward was replaced, or the arguments are others.
-        """
-        ahead, self._computed = self._computed, None
-        own = self._own
-        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
-        if ahead is not None and not passed_over and ahead.fits(args, kwargs):
-            return ahead.result
-        return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the module's forward; computed by that if the arguments are of other kinds than those
-        recorded.
-        """
-        called = None if self.aside or self._expands() else self._recording.match(args, kwargs)
-        if called is None:
-            return self._original(*args, **kwargs)
-        inputs, cache, rows = called
-        if self._limit is not None and rows > self._limit:
-            return self._original(*args, **kwargs)
-        for fused in self._behind:  # of a step that has failed
-            fused._computed = None
-        if self._chain is not None and not self._hooked:
-            found = self._run_chain((args, kwargs), inputs, cache, rows)
-            if found is not None:
-                return found
-        if self._layer is not None:
-            outputs = self._layer.run(cache, inputs, rows)
-            if outputs is not None:
-                return self._recording.assemble(outputs)
-        return self.compute(inputs, partial(self._attend, cache))
-
-    def _expands(self) -> bool:
-        """Whether keys and values have to be made of latents in this step, which only the module's own code does."""
-        step = self._attention.step
-        if not self._absorbed or step is None:
-            return False
-        return step.adapted is not None or any(one.few(step) != step.numbers for one in self._absorbed)
-
-    def _run_chain(self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int) -> torch.Tensor | None:
-        """The result of this module, when those of all of its chain are computed; None if they cannot be."""
-        assert self._chain is not None
-        assert self._foresight is not None
-        if (calls := self._foresight.calls(call)) is None:
-            return None
-        if (given := self._foresight.inputs(calls, inputs, cache)) is None:
-            return None
-        if (results := self._chain.run(cache, given, rows)) is None:
-            return None
-        groups = self._foresight.group_of[1:]
-        for fused, group, (hidden, result) in zip(self._behind, groups, pairwise(results), strict=True):
-            fused._computed = ChainResult(hidden, calls[group], result)
-        return results[0]
-
-    def compute(
-        self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
-    ) -> Any:
-        """Run the blocks one after the other on ``inputs``, each with its tokens in the axis that was recorded, with
-        ``attend`` called between them. Returns what the module does.
-        """
-        rows = inputs[0].shape[self._recording.axis]
-        between: dict[tuple[str, int], torch.Tensor] = {}
-        outputs: list[torch.Tensor] = []
-        for number, program in enumerate(self._programs):
-            if number:
-                attended = attend(self._recording.asked[number - 1], outputs)
-                between["attention", 0] = attended.view(rows, -1)
-            for external in program.externals:
-                if external.kind == "carried":
-                    between.setdefault(("carried", external.number), torch.empty(rows, *external.shape))
-            program.place_inputs(inputs)
-            program.place_between(between)
-            outputs = program.place_outputs(rows)
-            program.run(rows)
-        return self._recording.assemble(outputs)
-
-    @property
-    def watched(self) -> set[torch.nn.Module]:
-        """The modules whose results its chain has to know."""
-        return self._foresight.modules if self._chain is not None and self._foresight is not None else set()
-
-    @property
-    def _hooked(self) -> bool:
-        """Whether hooks run between the layers of the chain; they could change tensors in place, which is not
-        detected.
-        """
-        return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
-
-    def can_precede(self, other: FusedModule) -> bool:
-        """Whether ``other`` can directly follow this module in a chain."""
-        if self._layer is None or other._layer is None or self._limit != other._limit:
-            return False
-        mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
-        same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
-        return same and self._recording.form.is_leaf() and other._recording.form.is_leaf()
-
-    def set_chain(self, behind: list[FusedModule], differences: list[tuple[Difference, ...]], origins: Origins) -> None:
-        """Make this module the first of a chain with the modules ``behind`` it, whose calls differ so from its own; of
-        no chain if there are none.
-        """
-        layers = [one._layer for one in (self, *behind) if one._layer is not None]
-        recordings = [one._recording for one in (self, *behind)]
-        self._foresight = Foresight(origins, list(zip(recordings, [(), *differences], strict=True)))
-        self._behind = behind
-        self._chain = LayerChain(layers, self._foresight.group_of, self._kernel) if behind else None
-        modules = [one.module for one in (self, *behind)]
-        self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
-
-    def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
-        query, key, value = outputs
-        if asked.absorbed is not None:
-            step = cache.step
-            step.tier.write_rows(asked.layer, step.write_positions(asked.layer), key[0, 0], value.shape[3])
-            return self._attention.attend_rows(step, asked.layer, query[0], asked.scores, step.numbers)[None]
-        key, value = cache.update(key, value, asked.layer)
-        return self._attention.attend(asked.module, query, key, value, **asked.options)
 
 
 class Fusion:
@@ -196,6 +34,7 @@ class Fusion:
         self._attention, self._linear, self._kernel = attention, linear, kernel
         self._fused: list[FusedModule] = []
         self._origins = Origins()
+        self._recorded: RecordedForward | None = None
 
     def __len__(self) -> int:
         return len(self._fused)
@@ -239,8 +78,27 @@ class Fusion:
             self._link(steps)
         self._origins.watch({module for fused in self._fused for module in fused.watched})
 
+    def record(self, model: torch.nn.Module, steps: Callable[[bool], Iterator[None]]) -> None:
+        """Let ``run`` call what the forward of ``model`` calls, where it has chains and that can be recorded."""
+        chains = [chain for fused in self._fused if len(chain := fused.chain) > 1]
+        try:
+            self._recorded = record_forward(model, chains, steps) if chains else None
+        except Unrecordable as error:
+            log.debug("%s runs its own forward: %s", type(model).__name__, error)
+
+    def run(self, given: dict[str, Any]) -> torch.Tensor | None:
+        """The logits of a forward of the model with these arguments; None if only the model's own code can compute
+        them. Raises MemoryError.
+        """
+        return None if self._recorded is None else self._recorded.run(given)
+
+    def unrecord(self) -> None:
+        """Let the model's own forward run."""
+        self._recorded = None
+
     def unlink(self) -> None:
         """Remove all chains: every module is computed when it is called."""
+        self.unrecord()
         self._origins.forget()
         for fused in self._fused:
             fused.set_chain([], [], self._origins)

@@ -1,0 +1,310 @@
+"""``RecordedForward``: the modules and functions that a model's forward calls, in order, so that a step can call them
+without the code between them. Beside small layers that code takes long: arguments and outputs are wrapped, masks that
+nothing reads are asked for, and each layer of a chain is called for a result that is ready.
+
+Modules are called as a whole. Those with a chain of programs inside are *opened*: what they call is recorded instead.
+Two steps of different lengths are recorded, and must agree in everything but tensors and the cache. The probe compares
+results afterwards, as it does for programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from scheduler.accel.cpu.recorder import Unrecordable
+
+_PLAIN = (type(None), bool, str, int, float, torch.dtype, torch.device, type(...))
+_OPERATORS = "add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift"
+_IN_PLACE = re.compile(rf"[a-z]\w*[^_]_|__i({_OPERATORS})__|__set(item)?__")
+# What tells of a tensor nothing that depends on its values.
+_METADATA = frozenset(
+    "__get__ __len__ size dim ndimension numel nelement stride storage_offset is_contiguous element_size data_ptr "
+    "get_device is_floating_point is_complex".split()
+)
+
+
+class ChainedModule(Protocol):
+    """A module of a chain, as ``FusedModule`` is one."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module itself."""
+
+    @property
+    def run_ahead(self) -> Callable[..., Sequence[torch.Tensor] | None]:
+        """Takes the arguments of the first module of a chain, and returns the results of all modules of the chain; None
+        if it cannot run. Raises MemoryError.
+        """
+
+    @property
+    def ready(self) -> torch.Tensor | None:
+        """What its next call returns if the arguments are those that were foreseen."""
+
+
+class StepValue(NamedTuple):
+    """A value of a step: an argument of the forward, by its name, or the result of a call, by its number; and where in
+    it.
+    """
+
+    of: int | str
+    path: tuple[Any, ...] = ()
+
+
+class _Slice(NamedTuple):
+    """A slice whose ends may be ``StepValue``."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call whose arguments have ``StepValue`` for the values of a step."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    problem: str  # why it cannot be repeated
+    chain: list[int] = field(default_factory=list)  # of the first module of a chain: the calls of all of its modules
+    run_ahead: Callable[..., Sequence[torch.Tensor] | None] | None = None  # their results at once
+
+
+class RecordedForward:
+    """The calls of a forward. ``run`` makes them with the arguments of another step."""
+
+    def __init__(self, recorder: ForwardRecorder) -> None:
+        """``recorder`` has seen one forward. Raises Unrecordable."""
+        given, result = recorder.given, recorder.ref(recorder.result)
+        if recorder.refused:
+            raise Unrecordable(recorder.refused)
+        if not isinstance(result, StepValue):
+            raise Unrecordable("the logits are of no call")
+        self._given = {name: value if type(value) in _PLAIN else type(value) for name, value in given.items()}
+        self._result = result
+        self._calls = {number: recorder.calls[number] for number in sorted(recorder.needed(result))}
+        if problem := next((call.problem for call in self._calls.values() if call.problem), ""):
+            raise Unrecordable(problem)
+        self._hooks = [hooks for one in recorder.opened for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+
+    def run(self, given: Mapping[str, Any]) -> torch.Tensor | None:
+        """The logits ``[1, rows, V]`` of a forward with these arguments. None, and nothing was called, if they are of
+        other kinds than those recorded, or an opened module has hooks. Raises MemoryError.
+        """
+        if any(self._hooks) or torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+            return None
+        if given.keys() != self._given.keys() or not all(map(_is_like, self._given.values(), given.values())):
+            return None
+        values: dict[int | str, Any] = dict(given.items())
+        for number, call in self._calls.items():
+            if number in values:  # computed with its chain
+                continue
+            args, kwargs = _filled(call.args, values), _filled(call.kwargs, values)
+            results = call.run_ahead(*args, **kwargs) if call.run_ahead is not None else None
+            if results is None:
+                values[number] = call.function(*args, **kwargs)
+            else:
+                values.update(zip(call.chain, results, strict=True))
+        logits: torch.Tensor = _filled(self._result, values)
+        return logits
+
+    def is_same(self, other: RecordedForward) -> bool:
+        """Whether another recording has the same calls."""
+        mine, theirs = ((one._given, one._calls, one._result) for one in (self, other))
+        return bool(mine == theirs)
+
+
+class ForwardRecorder(TorchFunctionMode):
+    """Records what a forward of ``model`` calls."""
+
+    def __init__(self, model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]]) -> None:
+        super().__init__()
+        self.calls: list[RecordedCall] = []
+        self.given: dict[str, Any] = {}
+        self.result: Any = None
+        self.refused = ""
+        self._model = model
+        self._firsts = {chain[0].module: chain[0] for chain in chains}
+        self._behind = {one.module: (chain[0].module, one) for chain in chains for one in chain[1:]}
+        chained = self._firsts.keys() | self._behind.keys()
+        self.opened = [one for one in model.modules() if one not in chained and not chained.isdisjoint(one.modules())]
+        self._chain_calls: dict[torch.nn.Module, list[int]] = {}  # by the first module
+        self._whole: set[int] = set()  # the numbers of calls of modules
+        self._known: dict[int, StepValue] = {}  # by the values' ids
+        self._alive: list[Any] = []  # so that no id is used twice
+        self._inside = False  # a module that is called as a whole
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it the next forward of the model is recorded."""
+        opened, forward = set(self.opened), self._model.forward
+        with ExitStack() as stack:
+            for module in {child for one in opened for child in one.children()} - opened:
+                before = module._compiled_call_impl
+                stack.callback(_put_back, module, module.__dict__.get("_compiled_call_impl"))
+                module._compiled_call_impl = partial(self._call, module, before or module._call_impl)
+            stack.callback(_put_back, self._model, self._model.__dict__.get("forward"), "forward")
+            self._model.forward = partial(self._forward, forward)
+            yield
+
+    def ref(self, value: Any) -> Any:
+        """``value`` with ``StepValue`` for the values of the step. Raises Unrecordable for what is neither one nor
+        plain.
+        """
+        if (known := self._known.get(id(value))) is not None:
+            return known
+        if type(value) in _PLAIN:
+            return value
+        if type(value) is slice:
+            return _Slice(self.ref(value.start), self.ref(value.stop), self.ref(value.step))
+        if type(value) in (tuple, list):
+            return type(value)(map(self.ref, value))
+        if type(value) is dict:
+            return {key: self.ref(one) for key, one in value.items()}
+        raise Unrecordable(f"an argument is another {type(value).__name__}")
+
+    def needed(self, result: StepValue) -> set[int]:
+        """The numbers of the calls on which ``result`` depends, and of those of all modules."""
+        found: set[int] = set()
+        left = [result.of, *self._whole]
+        while left:
+            number = left.pop()
+            if isinstance(number, int) and number not in found:
+                found.add(number)
+                left += (ref.of for ref in _refs((self.calls[number].args, self.calls[number].kwargs)))
+        return found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record a call of a function of torch."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self._inside:
+            return out
+        name = getattr(func, "__name__", "")
+        returns = any(isinstance(one, torch.Tensor) for one in (out if isinstance(out, (tuple, list)) else [out]))
+        if "out" in kwargs or _IN_PLACE.fullmatch(name) or not (returns or name in _METADATA):
+            self.refused = self.refused or f"its code calls {name}"
+        if returns:
+            self._add(func, args, kwargs, out)
+        return out
+
+    def _forward(self, forward: Callable[..., Any], **given: Any) -> Any:
+        self.given = given
+        for name, value in given.items():
+            if type(value) not in _PLAIN:
+                self._remember(value, StepValue(name))
+        with self:
+            out = forward(**given)
+        self.result = out.logits
+        return out
+
+    def _call(self, module: torch.nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Replaces the call of a module that is called as a whole."""
+        if self._inside or not self.given:
+            return call(*args, **kwargs)
+        foreseen = self._behind[module][1].ready if module in self._behind else None
+        self._inside = True
+        try:
+            out = call(*args, **kwargs)
+        finally:
+            self._inside = False
+        number = self._add(module, args, kwargs, out)
+        self._whole.add(number)
+        if (first := self._firsts.get(module)) is not None:
+            self._chain_calls[module] = chain = [number]
+            self.calls[number] = replace(self.calls[number], chain=chain, run_ahead=first.run_ahead)
+        elif module in self._behind:
+            if foreseen is None or out is not foreseen:
+                self.refused = self.refused or "a chain was not computed at once"
+            else:
+                self._chain_calls[self._behind[module][0]].append(number)
+        return out
+
+    def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
+        """Record a call; returns its number."""
+        try:
+            call = RecordedCall(function, self.ref(tuple(args)), self.ref(dict(kwargs)), "")
+        except Unrecordable as problem:
+            call = RecordedCall(function, (), {}, str(problem))
+        self.calls.append(call)
+        self._alive.append(args)
+        self._remember(out, StepValue(len(self.calls) - 1))
+        return len(self.calls) - 1
+
+    def _remember(self, value: Any, ref: StepValue) -> None:
+        """Know a value, and the tensors in it, where they have no other source."""
+        if type(value) in _PLAIN or id(value) in self._known:
+            return
+        self._alive.append(value)
+        self._known[id(value)] = ref
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+        )
+        for key, part in parts:
+            self._remember(part, StepValue(ref.of, (*ref.path, key)))
+
+
+def record_forward(
+    model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Callable[[bool], Iterator[None]]
+) -> RecordedForward:
+    """What the forward of ``model`` calls. ``steps`` runs two steps of one session, one per iteration, shorter ones for
+    ``False``; chains run from the second one on, when there are pages. Raises Unrecordable.
+    """
+    shorter, longer = (_record_second(model, chains, steps(lengths)) for lengths in (False, True))
+    if not shorter.is_same(longer):
+        raise Unrecordable("two steps call different functions")
+    return longer
+
+
+def _record_second(
+    model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Iterator[None]
+) -> RecordedForward:
+    recorder = ForwardRecorder(model, chains)
+    next(steps)
+    with recorder.recording():
+        next(steps)
+    return RecordedForward(recorder)
+
+
+def _is_like(recorded: Any, value: Any) -> bool:
+    """Whether an argument is of the class, or the plain value, that was recorded."""
+    if isinstance(recorded, type):
+        return type(value) is recorded
+    return type(value) is type(recorded) and bool(value == recorded)
+
+
+def _filled(template: Any, values: Mapping[int | str, Any]) -> Any:
+    """A template's values."""
+    kind = type(template)
+    if kind is StepValue:
+        found = values[template.of]
+        for key in template.path:
+            found = found[key]
+        return found
+    if kind is tuple or kind is list:
+        return kind([_filled(one, values) for one in template])
+    if kind is dict:
+        return {key: _filled(one, values) for key, one in template.items()}
+    return slice(*(_filled(one, values) for one in template)) if kind is _Slice else template
+
+
+def _refs(template: Any) -> Iterator[StepValue]:
+    if isinstance(template, StepValue):
+        yield template
+    elif isinstance(template, (tuple, list, dict)):
+        for part in template.values() if isinstance(template, dict) else template:
+            yield from _refs(part)
+
+
+def _put_back(module: torch.nn.Module, before: Any, name: str = "_compiled_call_impl") -> None:
+    module.__dict__.pop(name, None)
+    if before is not None:
+        module.__dict__[name] = before
