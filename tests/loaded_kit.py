@@ -1,8 +1,11 @@
-"""Greedy tokens of a loaded model, through the engine."""
+"""Greedy tokens of a loaded model, through the engine, and of a plain model."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tiny_models import greedy
 
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
@@ -24,3 +27,9 @@ def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[
                 said[int(delta.turn)] += delta.tokens
     engine.check_integrity()
     return said
+
+
+def check_generated(loaded: LoadedModel, prompts: list[list[int]], count: int, model: Any) -> None:
+    """``loaded`` must generate what ``model`` says, each prompt alone and without a cache."""
+    said = generate(loaded, prompts, count)
+    assert said == [greedy(model, prompt, count, tokens) for prompt, tokens in zip(prompts, said, strict=True)]

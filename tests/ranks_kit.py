@@ -24,6 +24,7 @@ from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ROOT = Path(__file__).resolve().parent.parent
+LAYERS = {"gemma3": 3}  # of tiny models that have not two
 
 
 class Driver:
@@ -93,7 +94,7 @@ def conversations(driver: Driver, name: str, *, sessions: int, turns: int) -> No
 
 def config_of(model: Path, ranks: int, pages: int = 64, host_pages: int = 0, **options: Any) -> EngineConfig:
     """Of a float32 model of ``tiny_models``, room for so many pages."""
-    page = 16 * 4 * 2 * 2 * 16 * 4  # tokens, layers, K and V, heads, dim, bytes
+    page = 16 * LAYERS.get(model.name, 2) * 2 * 2 * 16 * 4  # tokens, layers, K and V, heads, dim, bytes
     memory = {"kv_memory": pages * page // ranks, "host_memory": host_pages * page}
     return EngineConfig("", str(model), **{"device": "cpu", "tensor_parallel": ranks, **memory, **options})
 

@@ -55,7 +55,7 @@ def check(name: str, answer: dict[str, Any], *pictures: bytes) -> None:
     assert answer["usage"]["prompt_tokens_details"].get("image_tokens", 0) == rows
     assert len(said) == 6
     for token in said:
-        logits = oracle_logits(name, ids, pictures)
+        logits = oracle_logits(name, ids, pictures)[0]
         logits[placeholder_of(name)] = -torch.inf
         assert int(logits.argmax()) == token
         ids.append(token)

@@ -47,7 +47,7 @@ _SHAPE: dict[str, Any] = {
     "vocab_size": 259,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -57,7 +57,11 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 256,
     "tie_word_embeddings": False,
 }
-_MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+_MIXED: dict[str, Any] = {
+    **_SHAPE,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 _LATENT = {
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
@@ -83,11 +87,10 @@ def _configs() -> dict[str, Any]:
         "llama": LlamaConfig(**shape),
         "qwen3": Qwen3Config(**shape),
         "gemma2": Gemma2Config(**shape, sliding_window=WINDOW, query_pre_attn_scalar=16),
-        "gemma3": Gemma3TextConfig(**shape, sliding_window=WINDOW, layer_types=_MIXED, query_pre_attn_scalar=16),
+        "gemma3": Gemma3TextConfig(**_MIXED, sliding_window=WINDOW, query_pre_attn_scalar=16),
         "gpt_oss": GptOssConfig(
-            **shape,
+            **_MIXED,
             sliding_window=WINDOW,
-            layer_types=_MIXED,
             num_local_experts=4,
             num_experts_per_tok=2,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
@@ -95,7 +98,7 @@ def _configs() -> dict[str, Any]:
         "gemma4": Gemma4TextConfig(
             **shape,
             sliding_window=WINDOW,
-            layer_types=[*_MIXED],  # it is changed
+            layer_types=["sliding_attention", "full_attention"],
             global_head_dim=32,
             hidden_size_per_layer_input=0,
             num_kv_shared_layers=0,
@@ -108,11 +111,12 @@ def _configs() -> dict[str, Any]:
             num_local_experts=2,
             interleave_moe_layer_step=2,
             intermediate_size_mlp=96,
-            layer_types=["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"],
-            no_rope_layers=[1, 1, 1, 0],
+            layer_types=["chunked_attention", "full_attention"],
+            no_rope_layers=[1, 0],
         ),
         "qwen3_next": Qwen3NextConfig(
-            **shape,
+            **{**shape, "num_hidden_layers": 3},
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
             num_experts=2,
             num_experts_per_tok=1,
             moe_intermediate_size=32,
@@ -135,7 +139,7 @@ def _configs() -> dict[str, Any]:
         "mamba2": Mamba2Config(
             vocab_size=259,
             hidden_size=64,
-            num_hidden_layers=3,
+            num_hidden_layers=2,
             num_heads=8,
             head_dim=16,
             state_size=16,
@@ -144,18 +148,23 @@ def _configs() -> dict[str, Any]:
             **ends,
         ),
         "jamba": JambaConfig(
-            **shape, num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=4
+            **{**shape, "num_hidden_layers": 3},
+            num_experts=2,
+            num_experts_per_tok=1,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            mamba_dt_rank=4,
         ),
         "minimax": MiniMaxConfig(
-            **shape,
+            **{**shape, "num_hidden_layers": 3},
             num_local_experts=2,
             num_experts_per_tok=1,
             block_size=WINDOW,
-            layer_types=["linear_attention", "full_attention"] * 2,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
         ),
-        "falcon": FalconConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, **ends),
-        "bloom": BloomConfig(vocab_size=259, hidden_size=64, n_layer=3, n_head=4, **ends),
-        "rwkv": RwkvConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, context_length=CONTEXT, **ends),
+        "falcon": FalconConfig(vocab_size=259, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **ends),
+        "bloom": BloomConfig(vocab_size=259, hidden_size=64, n_layer=2, n_head=4, **ends),
+        "rwkv": RwkvConfig(vocab_size=259, hidden_size=64, num_hidden_layers=2, context_length=CONTEXT, **ends),
         "t5": T5Config(
             vocab_size=259, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=256, **ends
         ),

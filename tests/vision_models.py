@@ -98,7 +98,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 _TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -203,8 +203,9 @@ def config_of(name: str) -> Any:
         return transformers.Gemma3Config(
             text_config={
                 **text,
+                "num_hidden_layers": 3,
                 "sliding_window": 8,
-                "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "query_pre_attn_scalar": 16,
             },
             vision_config={"model_type": "siglip_vision_model", **_EYE},

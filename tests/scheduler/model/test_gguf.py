@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0, store, write_file
 from gguf_models import metadata_of, written
-from loaded_kit import generate
-from tiny_models import TEMPLATE, greedy
+from loaded_kit import check_generated
+from tiny_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scheduler.engine_config import EngineConfig
@@ -34,7 +34,7 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: in
     loaded = load_quietly(path)
     assert loaded.eos_token_ids == (258,)
     assert loaded.context == 256
-    assert generate(loaded, PROMPTS, 12) == [greedy(want, prompt, 12) for prompt in PROMPTS]
+    check_generated(loaded, PROMPTS, 12, want)
 
 
 def test_on_another_device_than_a_cpu_weights_are_unpacked_and_the_log_says_so(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from loaded_kit import generate
+from loaded_kit import check_generated
 from packed_checkpoints import (
     Writer,
     awq,
@@ -23,8 +23,8 @@ from packed_checkpoints import (
     write_checkpoint,
 )
 from safetensors.torch import load_file, save_file
-from tiny_models import greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from wide import widely
 
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.engine_config import EngineConfig
@@ -50,6 +50,13 @@ FORMATS: dict[str, tuple[Writer, int, dict[str, Any]]] = {
     "compressed-tensors of 3 bits in words": (compressed_in_words, 3, {}),
     "compressed-tensors in the order of activations": (compressed, 4, {"shuffled": True}),
 }
+NARROW = (  # one of each library, with zeros and without, and each order; the codes of all are read here in any case
+    "GPTQ in the order of activations",
+    "GPTQ of 2 bits",
+    "AWQ",
+    "compressed-tensors with zeros",
+    "compressed-tensors of 3 bits in words",
+)
 
 
 def write(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -86,7 +93,7 @@ def _without_group(more: dict[str, Any]) -> dict[str, Any]:
     return {"symmetric": False} | {name: value for name, value in more.items() if name != "group"}
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", widely(FORMATS, NARROW))
 def test_tokens_are_those_of_the_codes(name: str, tmp_path: Path) -> None:
     want = write(tmp_path, name)
     loaded = load_packed(tmp_path)
@@ -94,7 +101,7 @@ def test_tokens_are_those_of_the_codes(name: str, tmp_path: Path) -> None:
     kept = [quantised_weight_of(p) for p in loaded.model.parameters()]
     assert sum(one is not None for one in kept) > 10
     assert not any(one.touched for one in kept if one is not None)
-    assert generate(loaded, PROMPTS, 12) == [greedy(want, prompt, 12) for prompt in PROMPTS]
+    check_generated(loaded, PROMPTS, 12, want)
     ids = torch.tensor(PROMPTS[:1])
     loaded.verdict.mode.remove()
     with torch.no_grad():

@@ -149,7 +149,7 @@ def test_it_runs_like_a_forward_from_scratch(write: Callable[[Path], Path], loss
     prompts = [IDS, IDS[:11], [*IDS, 5, 6, 7]]
     said = generate(loaded, prompts, 12)
     loaded.verdict.mode.remove()
-    assert said == [greedy(loaded.model, prompt, 12) for prompt in prompts]
+    assert said == [greedy(loaded.model, *one) for one in zip(prompts, [12] * 3, said, strict=True)]
     original.verdict.mode.remove()
     tokens = torch.tensor([IDS])
     with torch.no_grad():

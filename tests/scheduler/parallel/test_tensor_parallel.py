@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_kit import Driver, config_of, conversations, loaded, prompt_of
+from ranks_kit import LAYERS, Driver, config_of, conversations, loaded, prompt_of
 from speculation_kit import feed_all_drafts
 from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
@@ -50,8 +50,10 @@ def test_what_the_server_is_told(pair: Pair) -> None:
     _, found, model = pair
     driver = Driver(found, config_of(model, 2, pages=40))
     assert (driver.facts.mode, driver.facts.tensor_parallel) == ("packed", 2)
-    assert driver.facts.kv_bytes_per_token == 4 * 2 * 2 * 16 * 4  # layers, K and V, heads of both ranks, dim, bytes
-    assert driver.facts.pages == (39 if pair[0] == "gemma3" else 40)  # half of every page, in frames of three layers
+    assert (
+        driver.facts.kv_bytes_per_token == LAYERS.get(pair[0], 2) * 2 * 2 * 16 * 4
+    )  # layers, K and V, heads of both ranks, dim, bytes
+    assert driver.facts.pages == (39 if pair[0] == "gemma3" else 40)  # half of every page, in frames of two layers
     assert driver.facts.parameters == sum(p.numel() for p in model_of(pair[0]).parameters())
     assert driver.facts.weight_bytes == sum(p.nbytes for p in model_of(pair[0]).parameters())
 
@@ -106,8 +108,10 @@ def test_tokens_that_are_forced_are_those_of_every_rank(pair: Pair) -> None:
         cut = next(at for at in range(30) if tuple(tokens[at : at + len(end)]) == end)
         before = tokens[:cut]
         assert 5 <= cut <= 8  # a character is completed
-        assert before == greedy(model_of(name), prompt, cut)
-        assert tokens == [*before, *end, *greedy(model_of(name), [*prompt, *before, *end], 30 - cut - len(end))]
+        assert before == greedy(model_of(name), prompt, cut, before)
+        rest = tokens[cut + len(end) :]
+        assert len(tokens) == 30
+        assert rest == greedy(model_of(name), [*prompt, *before, *end], len(rest), rest)
 
 
 def test_drafted_tokens_are_verified_on_every_rank(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +198,9 @@ def test_keys_and_values_are_those_of_one_rank(pair: Pair) -> None:
 
 
 def test_too_little_memory_is_told(pair: Pair) -> None:
-    _, found, model = pair
-    page = {"llama": 8192, "gemma3": 6144}[pair[0]]  # bytes of all layers, or of the three windowed ones
-    with pytest.raises(TooSmall, match=f"--kv-memory 8192 bytes hold 1 pages of {page} bytes"):
-        Driver(found, config_of(model, 2, kv_memory=8192))
+    _, found, model = pair  # bytes of two layers: of all, or of the windowed ones
+    with pytest.raises(TooSmall, match="--kv-memory 4096 bytes hold 1 pages of 4096 bytes"):
+        Driver(found, config_of(model, 2, kv_memory=4096))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ WHOLE: dict[str, dict[str, int]] = {
 }
 
 
-NARROW = "llama gemma3_text gemma4_text gpt2 phi3 cohere gpt_oss qwen3_moe qwen3_5_text deepseek_v3 lfm2"
+NARROW = "llama gemma3_text gemma4_text gpt2 phi3 cohere gpt_oss qwen3_5_text deepseek_v3 lfm2"
 # Those whose layers are not called one after the other, or are no programs themselves.
 CHAINS = {"qwen3_5_text": [2]}
 CHAINS |= {name: [] for name in ("gemma4_text", "lfm2")}
@@ -80,7 +80,7 @@ def test_models_say_what_they_said_and_their_layers_are_programs(name: str) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", widely([*ARCHITECTURES, "qwen3_next", "mamba2"], "llama gemma3 qwen3_next"))
+@pytest.mark.parametrize("name", widely([*ARCHITECTURES, "qwen3_next", "mamba2"], "gemma3 qwen3_next"))
 def test_models_of_sharp_attention_too(name: str) -> None:
     compiled()
     model = make_model(name)
@@ -111,7 +111,7 @@ def test_more_rows_than_a_weight_is_read_for_go_the_old_way(monkeypatch: pytest.
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter(()))
     monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, reading, x: 0.5 if x.shape[1] <= 4 else 2.0)
     stage = Stage(model)
-    assert stage.fused["LlamaDecoderLayer"] == 4
+    assert stage.fused["LlamaDecoderLayer"] == 2
     layer = model.model.layers[0]
     x = torch.randn(1, 5, 64)
     assert ran(layer.mlp, x)[1] is False  # its own module: within the layer

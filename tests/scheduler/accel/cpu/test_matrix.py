@@ -111,6 +111,8 @@ def test_products_of_any_number_of_rows(dtype: torch.dtype, tiled: bool, shape: 
 @pytest.mark.parametrize("instructions", ["default", "avx2"])
 def test_older_processors_compute_the_same(instructions: str) -> None:
     """This machine's processor runs what is compiled for those that have less."""
+    if torch.backends.cpu.get_cpu_capability().lower() == instructions:
+        pytest.skip("all other tests show it, as this processor has no more")
     here = {**os.environ, "ATEN_CPU_CAPABILITY": instructions}
     wanted = f"test_products_of_any_number_of_rows[2-dtype{KINDS.index((torch.bfloat16, True))}-True-shape6-True]"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{wanted}"]
