@@ -12,10 +12,10 @@ import torch
 from windows_kit import TEXT, Case, Said, Site, crowd, served
 
 RECORDS = 2 * (16 + 2 * 16)  # bytes of a token in a layer: K and V, each the scales of two heads, then their numbers
-GEMMA3 = Case("gemma3", 1024, 3 * RECORDS, RECORDS)
-MISTRAL = Case("mistral", 4096, 4 * RECORDS, 0)
-GPT_OSS = Case("gpt_oss", 1024, 3 * RECORDS, RECORDS)
-LLAMA = Case("llama", 1024, 0, 4 * RECORDS)  # has no windows
+GEMMA3 = Case("gemma3", 1024, 2 * RECORDS, RECORDS)
+MISTRAL = Case("mistral", 4096, 2 * RECORDS, 0)
+GPT_OSS = Case("gpt_oss", 1024, 2 * RECORDS, RECORDS)
+LLAMA = Case("llama", 1024, 0, 2 * RECORDS)  # has no windows
 MOVED = 2e-5  # what a log-probability may differ by after KV has moved
 DRIFT = {"int8": 0.5, "fp8": 1.5}  # and from that of exact KV
 

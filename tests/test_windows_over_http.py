@@ -12,10 +12,10 @@ from windows_kit import LAYER, TEXT, Case, Site, crowd, served
 
 CASES = (
     Case("gemma3", 1024),
-    pytest.param(Case("mistral", 4096, 4 * LAYER, 0), marks=pytest.mark.wide),
-    pytest.param(Case("llama4", 1024), marks=pytest.mark.slow),
+    pytest.param(Case("mistral", 4096, 2 * LAYER, 0), marks=pytest.mark.wide),
+    pytest.param(Case("llama4", 1024, LAYER), marks=pytest.mark.slow),
     pytest.param(Case("gpt_oss", 1024), marks=pytest.mark.slow),
-    pytest.param(Case("gemma4", 1024, 2 * LAYER, 4 * LAYER), marks=pytest.mark.slow),
+    pytest.param(Case("gemma4", 1024, LAYER, 2 * LAYER), marks=pytest.mark.slow),
 )
 
 

@@ -22,7 +22,7 @@ class Case(NamedTuple):
 
     name: str
     window: int
-    windowed: int = 3 * LAYER
+    windowed: int = 2 * LAYER
     whole: int = LAYER
 
     @property

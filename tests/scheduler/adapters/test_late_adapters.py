@@ -17,13 +17,13 @@ PROMPT = [65 + i % 23 for i in range(21)]
 @pytest.mark.parametrize(
     ("name", "last", "shares"),
     [
-        ("llama", ("layers.3.mlp", "lm_head"), True),
-        ("gemma3", ("layers.3.mlp",), True),
-        ("qwen3_next", ("layers.3.mlp.shared_expert", "lm_head"), True),
+        ("llama", ("layers.1.mlp", "lm_head"), True),
+        ("gemma3", ("layers.2.mlp",), True),
+        ("qwen3_next", ("layers.2.mlp.shared_expert", "lm_head"), True),
         ("jamba", ("lm_head",), True),
-        ("llama", ("layers.3.self_attn.o_proj",), False),  # of a module that stores KV: nobody looks into it
-        ("llama", ("layers.2.mlp.down_proj", "lm_head"), False),
-        ("qwen3_next", ("layers.2.mlp.shared_expert",), False),
+        ("llama", ("layers.1.self_attn.o_proj",), False),  # of a module that stores KV: nobody looks into it
+        ("llama", ("layers.0.mlp.down_proj", "lm_head"), False),
+        ("qwen3_next", ("layers.1.mlp.shared_expert",), False),
     ],
 )
 def test_kv_is_shared_where_it_is_the_same(name: str, last: tuple[str, ...], shares: bool, tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_files_of_other_kv_are_never_used(codec: Codec, tmp_path: Path) -> None:
 def test_twice_the_sessions_fit(codec: Codec) -> None:
     """float32 becomes a byte and a share of a scale: 16 numbers and 8 bytes of 16 for two heads."""
     exact, small = Kit("llama"), Kit("llama", kv=codec)
-    assert exact.pool.session_bytes(100) == 100 * 4 * 2 * 2 * 16 * 4
-    assert small.pool.session_bytes(100) == 100 * 4 * 2 * (2 * 16 + 16)
+    assert exact.pool.session_bytes(100) == 100 * 2 * 2 * 2 * 16 * 4
+    assert small.pool.session_bytes(100) == 100 * 2 * 2 * (2 * 16 + 16)
     assert 2 * small.pool.page_bytes < exact.pool.page_bytes
 
 

@@ -18,7 +18,7 @@ from scheduler.protocol import FinishReason
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 
 HEAD = '%llguidance {"no_forcing": true}\n'
-PROMPT = [65, 10, 66, 20]
+PROMPT = [65, 10, 66, 23]
 MESSAGE, CLOSING = "\n\nEnough.", "</think>"
 END_IDS = tuple(b"\n</think>\n\n")
 BUDGET = ThinkingBudget(

@@ -53,7 +53,7 @@ def test_what_the_server_is_told(pair: Pair) -> None:
     assert (
         driver.facts.kv_bytes_per_token == LAYERS.get(pair[0], 2) * 2 * 2 * 16 * 4
     )  # layers, K and V, heads of both ranks, dim, bytes
-    assert driver.facts.pages == (39 if pair[0] == "gemma3" else 40)  # half of every page, in frames of two layers
+    assert driver.facts.pages == 40  # half of every page
     assert driver.facts.parameters == sum(p.numel() for p in model_of(pair[0]).parameters())
     assert driver.facts.weight_bytes == sum(p.nbytes for p in model_of(pair[0]).parameters())
 
