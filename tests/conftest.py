@@ -18,6 +18,9 @@ from postgres_server import PostgresServer, installed, postgres_server
 from server_process import ServerProcess
 from shared_statements import share_statements
 
+from scheduler.model_names import read_quickly
+
+read_quickly()  # the names of transformers' models, a second of each process that imports it
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
 LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
     "tests/scheduler/core/test_equality.py",

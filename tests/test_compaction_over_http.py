@@ -19,7 +19,7 @@ from server.chat.compaction import ASKED
 from server.schemas.sealed_compaction import unseal_messages
 
 ROOM = 2048  # tokens, which are bytes
-LONG = "one two three four " * 12
+LONG = "one two three five " * 12
 LOGPROBS = "message.output_text.logprobs"
 
 
