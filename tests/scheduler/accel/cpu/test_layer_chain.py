@@ -11,6 +11,7 @@ from program_kit import compiled
 from stage_kit import LONG, STEPS, Stage
 from tiny_models import logits, make_model
 from torch.nn.modules.module import register_module_forward_hook
+from wide import widely
 
 from scheduler.accel.cpu import layer_chain
 from scheduler.accel.cpu.foresight import Call, Origin, Origins, same_arguments
@@ -103,7 +104,8 @@ def test_two_tiers_by_turns(runs: list[bool]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("how", "at"), [("mul", 0), ("mul", 2), ("mul_", 1)])
+@pytest.mark.parametrize("at", [0, pytest.param(1, marks=pytest.mark.wide), 2])
+@pytest.mark.parametrize("how", widely(["mul", "mul_"], "mul_"))
 def test_hooks_change_what_a_layer_gave(how: str, at: int) -> None:
     compiled()
     model = llama()
