@@ -81,14 +81,17 @@ class Forked:
 
 def usable(flags: Sequence[str]) -> bool:
     """Whether copies are what a server with these flags and its engine would be, in the environment of now."""
-    return USABLE and not {flag.partition("=")[0] for flag in flags}.intersection(OTHERS) and _read() == AT_FIRST
+    return USABLE and not {flag.partition("=")[0] for flag in flags}.intersection(OTHERS) and _read() == _read_first()
 
 
 def _read() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(READ)}
 
 
-AT_FIRST = _read()
+@cache
+def _read_first() -> dict[str, str]:
+    """What the first server had: modules that tests import may have changed it before."""
+    return _read()
 
 
 def start_server(arguments: list[str], environment: dict[str, str], output: IO[bytes]) -> Forked:
