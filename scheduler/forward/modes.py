@@ -87,14 +87,14 @@ class PagedMode(Mode):
             inputs |= self.sight.inputs(step.token_ids, parts)
         together = self._together(step)
         with self._flight.over(step, together), self.attention_context(step):
-            logits = self._run(inputs)[0]
+            logits = self._run(inputs, step)[0]
         if together is not None:
             self.rows.settle(len(together.order))
         return logits if logits.shape[0] == len(keep) else logits[keep]
 
-    def _run(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """The logits ``[1, rows, V]`` of the model's forward."""
-        found = self.fusion.run(inputs) if self.fusion is not None else None
+    def _run(self, inputs: dict[str, Any], step: PackedStep) -> torch.Tensor:
+        """The logits ``[1, rows, V]`` of the model's forward. How pictures enter within it is not recorded."""
+        found = None if self.fusion is None or step.media else self.fusion.run(inputs)
         if found is None:
             found = self.model(**inputs).logits
         assert isinstance(found, torch.Tensor)

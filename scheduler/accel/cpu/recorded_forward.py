@@ -88,20 +88,23 @@ class RecordedForward:
             raise Unrecordable(recorder.refused)
         if not isinstance(result, StepValue):
             raise Unrecordable("the logits are of no call")
-        self._given = {name: value if type(value) in _PLAIN else type(value) for name, value in given.items()}
+        self._given = {name: _kind(value) for name, value in given.items()}
         self._result = result
         self._calls = {number: recorder.calls[number] for number in sorted(recorder.needed(result))}
         if problem := next((call.problem for call in self._calls.values() if call.problem), ""):
             raise Unrecordable(problem)
         self._hooks = [hooks for one in recorder.opened for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+        self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
 
     def run(self, given: Mapping[str, Any]) -> torch.Tensor | None:
         """The logits ``[1, rows, V]`` of a forward with these arguments. None, and nothing was called, if they are of
-        other kinds than those recorded, or an opened module has hooks. Raises MemoryError.
+        other kinds than those recorded, or an opened module has hooks or another forward. Raises MemoryError.
         """
         if any(self._hooks) or torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
             return None
-        if given.keys() != self._given.keys() or not all(map(_is_like, self._given.values(), given.values())):
+        if any(own.get("forward") is not forward for own, forward in self._forwards):
+            return None
+        if {name: _kind(value) for name, value in given.items()} != self._given:
             return None
         values: dict[int | str, Any] = dict(given.items())
         for number, call in self._calls.items():
@@ -274,11 +277,11 @@ def _record_second(
     return RecordedForward(recorder)
 
 
-def _is_like(recorded: Any, value: Any) -> bool:
-    """Whether an argument is of the class, or the plain value, that was recorded."""
-    if isinstance(recorded, type):
-        return type(value) is recorded
-    return type(value) is type(recorded) and bool(value == recorded)
+def _kind(value: Any) -> tuple[Any, ...]:
+    """What an argument must have in common with the recorded one."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.dim()
+    return (type(value), value) if type(value) in _PLAIN else (type(value),)
 
 
 def _filled(template: Any, values: Mapping[int | str, Any]) -> Any:
