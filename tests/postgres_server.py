@@ -25,6 +25,9 @@ def installed() -> Path | None:
     return next((f for f in folders if all(os.access(f / program, os.X_OK) for program in PROGRAMS)), None)
 
 
+ROOM = 8 << 30  # bytes
+
+
 class PostgresServer:
     """One running server. It refuses to run as root, so root's tests run it as nobody."""
 
@@ -73,10 +76,17 @@ class PostgresServer:
         assert ran.returncode == 0, f"{program}: {ran.stderr!r}"
 
 
+def _memory() -> Path | None:
+    """A folder in memory where there is room: a server's hundreds of databases have 100,000 files."""
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
+    return folder if free > ROOM else None
+
+
 @contextmanager
 def postgres_server(programs: Path) -> Iterator[PostgresServer]:
     """A server that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # short: the path of a socket has 107 bytes
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=_memory()))  # short: the path of a socket has 107 bytes
     try:
         server = PostgresServer(programs, folder)
         try:

@@ -106,13 +106,22 @@ class UsageLog:
             logger.exception("usage could not be written")
 
 
+# Made once: bound values of new expressions are in cycles, and this is written every second.
+_ADDITION = (
+    sql.update(key_usage)
+    .where(*(key_usage.c[name] == sql.bindparam(f"of_{name}") for name in DayOfKey._fields))
+    .values({name: key_usage.c[name] + sql.bindparam(f"more_{name}") for name in Spent._fields})
+)
+
+
 def add_usage(days: Sequence[tuple[DayOfKey, Spent]], connection: sql.Connection) -> None:
     """Add to the rows of these days, in the caller's transaction."""
     for place, spent in days:
-        same = (key_usage.c[name] == value for name, value in place._asdict().items())
-        more = {name: key_usage.c[name] + value for name, value in spent._asdict().items()}
-        if connection.execute(sql.update(key_usage).where(*same).values(more)).rowcount == 0:
-            connection.execute(sql.insert(key_usage).values({**place._asdict(), **spent._asdict()}))
+        of, more = place._asdict(), spent._asdict()
+        bound = {f"of_{name}": value for name, value in of.items()}
+        bound |= {f"more_{name}": value for name, value in more.items()}
+        if connection.execute(_ADDITION, bound).rowcount == 0:
+            connection.execute(sql.insert(key_usage).values({**of, **more}))
 
 
 def today() -> str:
