@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -173,7 +173,7 @@ class FusedModule:
         """Whether hooks run between the layers of the chain; they could change tensors in place, which is not
         detected.
         """
-        return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+        return any_hook(self._hooks)
 
     def can_precede(self, other: FusedModule) -> bool:
         """Whether ``other`` can directly follow this module in a chain."""
@@ -192,8 +192,7 @@ class FusedModule:
         self._foresight = Foresight(origins, list(zip(recordings, [(), *differences], strict=True)))
         self._behind = behind
         self._chain = LayerChain(layers, self._foresight.group_of, self._kernel) if behind else None
-        modules = [one.module for one in (self, *behind)]
-        self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+        self._hooks = hooks_of(one.module for one in (self, *behind))
 
     def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = outputs
@@ -203,3 +202,13 @@ class FusedModule:
             return self._attention.attend_rows(step, asked.layer, query[0], asked.scores, step.numbers)[None]
         key, value = cache.update(key, value, asked.layer)
         return self._attention.attend(asked.module, query, key, value, **asked.options)
+
+
+def hooks_of(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """The dictionaries in which these modules keep the hooks of their forwards."""
+    return [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+
+
+def any_hook(hooks: list[Any]) -> bool:
+    """Whether one of these dictionaries has a hook, or all modules have one."""
+    return any(hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]

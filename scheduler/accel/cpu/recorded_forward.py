@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from scheduler.accel.cpu.fused_module import any_hook, hooks_of
 from scheduler.accel.cpu.recorder import Unrecordable
 
 _PLAIN = (type(None), bool, str, int, float, torch.dtype, torch.device, type(...))
@@ -93,14 +94,14 @@ class RecordedForward:
         self._calls = {number: recorder.calls[number] for number in sorted(recorder.needed(result))}
         if problem := next((call.problem for call in self._calls.values() if call.problem), ""):
             raise Unrecordable(problem)
-        self._hooks = [hooks for one in recorder.opened for hooks in (one._forward_hooks, one._forward_pre_hooks)]
+        self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
 
     def run(self, given: Mapping[str, Any]) -> torch.Tensor | None:
         """The logits ``[1, rows, V]`` of a forward with these arguments. None, and nothing was called, if they are of
         other kinds than those recorded, or an opened module has hooks or another forward. Raises MemoryError.
         """
-        if any(self._hooks) or torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        if any_hook(self._hooks):
             return None
         if any(own.get("forward") is not forward for own, forward in self._forwards):
             return None
