@@ -155,6 +155,7 @@ struct Scales {
 template <int BITS, int COUNT, class Codes>
 struct Stored {
     static constexpr int NEXT = COUNT, HIGH = BITS == 8 ? 0 : BITS - 4;
+    static constexpr bool CENTRED = false;
     static constexpr int AT_ONCE = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;  // tuples
     static constexpr int64_t LOW = TUPLES / 2 * ROW, BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
     const uint8_t *low, *high;
@@ -179,10 +180,11 @@ struct Stored {
     }
 };
 
-// The same from a block that was prepared before, in whole registers.
+// The same from a block that was prepared before, in whole registers; CENTRED: the zero is subtracted already.
 template <int COUNT>
 struct Prepared {
     static constexpr int NEXT = COUNT, AT_ONCE = 1;
+    static constexpr bool CENTRED = TOGETHER == 2;
     const uint8_t* from;
 
     template <class Codes>
@@ -199,13 +201,14 @@ struct PreparedBlock {
     alignas(64) uint8_t bytes[TUPLES * COLUMNS_TOGETHER * 4];
 
     template <int BITS, class Codes>
-    const uint8_t* prepare(const uint8_t* w, const Codes& codes) {
+    const uint8_t* prepare(const uint8_t* w, const Codes& codes, int32_t zero) {
         using Values = Stored<BITS, 1, Codes>;
         if (BITS == 8 && TOGETHER == 4) return w;
         for (int64_t tuple = 0; tuple < TUPLES; tuple += Values::AT_ONCE)
             for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES)
                 for (int k = 0; k < Values::AT_ONCE; k++) {
                     vshorts value = Values(w, tuple, column, codes).get(k, 0);
+                    if (TOGETHER == 2) value -= uint16_t(zero);
                     std::memcpy(bytes + ((tuple + k) * COLUMNS_TOGETHER + column) * 4, &value, sizeof value);
                 }
         return bytes;
@@ -228,7 +231,7 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
         for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
             Dots sums[ROWS][NEXT];
-#pragma GCC unroll 1
+#pragma GCC unroll 4
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
                 Values values(w, tuple, column, codes);
                 for (int k = 0; k < Values::AT_ONCE; k++) {
@@ -245,7 +248,8 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
                 for (int n = 0; n < NEXT; n++) {
                     int64_t c = column + n * LANES;
                     float *to = rows.sums[row + r] + c, scale = x[r]->scale;
-                    vf sum = __builtin_convertvector(sums[r][n].total() - zero * all, vf);
+                    vi total = Values::CENTRED ? sums[r][n].total() : sums[r][n].total() - zero * all;
+                    vf sum = __builtin_convertvector(total, vf);
                     vf value = fused(sum, load(of.scales[part] + c) * scale, first && part == 0 ? vf{} : load(to));
                     if (type & MINIMA) value = fused(load(of.minima[part] + c), splat(-scale * float(all)), value);
                     store(to, value);
@@ -285,7 +289,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
             int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, codes, of, type, zero, b == 0);
             packed_rows<One, PARTS_OF_BLOCK, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
         } else {
-            const uint8_t* ready = prepared.template prepare<BITS>(w, codes);
+            const uint8_t* ready = prepared.template prepare<BITS>(w, codes, zero);
             using Four = Prepared<FEW_REGISTERS ? 1 : 2>;
             using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
             int64_t done = packed_rows<Four, PARTS_OF_BLOCK, 4>(all, 0, rows, ready, codes, of, type, zero, b == 0);
