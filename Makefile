@@ -41,14 +41,15 @@ serve: $(STAMP)
 
 setup: $(DEV_STAMP)
 
-# Two workers more than there are cores, as many tests wait for processes; a file to a worker;
-# ARGS=tests/server/api/openai/test_chat.py for one file.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# A worker more than there are cores, as many tests wait for processes; a file to a worker.
+# ARGS=tests/server/api/openai/test_chat.py for one file, with what of it is wide.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow and not wide" $(IN_PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow$(if $(ARGS),, and not wide)" $(IN_PARALLEL) $(ARGS)
 
-# More models, colours and languages for tests that `make test` runs with one of each kind.
+# The other half: further models, colours and languages of what `make test` runs with one of each kind, and most of what
+# starts whole servers, clusters and browsers.
 test-wide: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "wide and not slow" $(IN_PARALLEL) $(ARGS)
 

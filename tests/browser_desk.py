@@ -16,7 +16,8 @@ from server_process import ServerProcess
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser")  # the first has no window to draw around its pages
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync --disable-dev-shm-usage""".split()
 PARTS = "html, .drawer, .sidebar, .scroll, .conversations, .turns, .detail, .detail-body, .live"

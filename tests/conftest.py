@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,57 +14,25 @@ os.environ.pop("SSL_CERT_FILE", None)  # each client of HTTP reads all certifica
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 import pytest
-import torch
 from postgres_server import PostgresServer, installed, postgres_server
 from server_process import ServerProcess
 from shared_statements import share_statements
+from workers import FilesAndPage, compile_share, longest_first
 
 from scheduler.model_names import read_quickly
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
 read_quickly()  # the names of transformers' models, a second of each process that imports it
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
-LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
-    "tests/scheduler/core/test_equality.py",
-    "tests/ui/test_page.py",
-    "tests/scheduler/accel/gpu/test_compiled.py",
-    "tests/scheduler/core/test_speculation.py",
-    "tests/ui/test_talk.py",
-    "tests/server/log/recovery/test_salvage.py",
-    "tests/test_equality_over_http.py",
-    "tests/test_demo_server.py",
-    "tests/scheduler/accel/cpu/test_fusion_models.py",
-    "tests/scheduler/parallel/test_tensor_parallel.py",
-    "tests/test_tensor_parallel_server.py",
-    "tests/server/media/test_hostile.py",
-    "tests/ui/test_running.py",
-    "tests/server/cli/test_command_line.py",
-    "tests/scheduler/model/test_probe.py",
-    "tests/server/test_drain.py",
-    "tests/ui/test_drafts.py",
-    "tests/architectures/test_sample.py",
-    "tests/cluster/test_nginx.py",
-    "tests/crash/test_smoke.py",
-    "tests/server/test_demo_model.py",
-    "tests/scheduler/accel/cpu/test_linear.py",
-    "tests/scheduler/test_process.py",
-    "tests/scheduler/test_engine_import_savings.py",
-    "tests/scheduler/media/test_seeing.py",
-    "tests/scheduler/accel/cpu/test_matrix.py",
-    "tests/scheduler/model/test_packed_checkpoint.py",
-    "tests/scheduler/core/test_sampling.py",
-    "tests/test_slow_clients.py",
-    "tests/test_kinds_over_http.py",
-    "tests/scheduler/model/test_loader.py",
-    "tests/test_bench_gpu.py",
-    "tests/server/cli/doctor/test_doctor_model.py",
-    "tests/server/api/test_bad_input.py",
-)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """No garbage collection while tests are imported and collected: there is next to no garbage then."""
     gc.disable()
     share_statements()
+    compile_share(config)
 
 
 def pytest_collection_finish() -> None:
@@ -79,13 +48,19 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of ``LONG`` first; the order within a file stays."""
-    rank = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONG)))
+    longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndPage | None:
+    """One worker opens the page, the others share all other files; None where no files were asked for."""
+    return FilesAndPage(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
+    import torch  # seconds, of which the process that divides the tests has no need
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -18,6 +18,8 @@ from tiny_models import make_tokenizer, model_of, save_model
 from server.chat.compaction import ASKED
 from server.schemas.sealed_compaction import unseal_messages
 
+pytestmark = pytest.mark.wide
+
 ROOM = 2048  # tokens, which are bytes
 LONG = "one two three five " * 12
 LOGPROBS = "message.output_text.logprobs"

@@ -11,6 +11,8 @@ import pytest
 from openai_document import faults
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.wide
+
 
 def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -55,6 +55,7 @@ def run(block: Block, port: int, home: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "said"),
     [

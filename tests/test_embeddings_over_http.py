@@ -19,6 +19,8 @@ from tiny_models import save_model
 from torch.nn.functional import normalize
 from transformers import AutoModelForSequenceClassification
 
+pytestmark = pytest.mark.wide
+
 NEAR = 1e-5
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.wide
+
 HELLO = [{"role": "user", "content": "My name is Walter."}]
 SCHEMA: dict[str, Any] = {
     "type": "object",

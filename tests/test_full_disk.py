@@ -13,6 +13,8 @@ import httpx
 import pytest
 from server_process import ServerProcess, free_port
 
+pytestmark = pytest.mark.wide
+
 QUESTION = [{"role": "user", "content": "My name is Alice and I like tea. " * 6}]
 
 

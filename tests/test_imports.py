@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.wide  # as `make check` runs it
+
 ROOT = Path(__file__).resolve().parent.parent
 Modules = dict[str, ast.Module]
 NAMES_OF_MODELS = {"model_type", "architectures", "name_or_path", "_name_or_path"}

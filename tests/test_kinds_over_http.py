@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from server_process import ServerProcess
 from tiny_models import greedy, make_tokenizer, model_of, save_model
 from transformers import AutoModelForSeq2SeqLM, T5Config
+
+pytestmark = pytest.mark.wide
 
 
 def test_an_encoder_decoder_completes_and_chats(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from windows_kit import TEXT, Case, Said, Site, crowd, served
 
+pytestmark = pytest.mark.wide
+
 RECORDS = 2 * (16 + 2 * 16)  # bytes of a token in a layer: K and V, each the scales of two heads, then their numbers
 GEMMA3 = Case("gemma3", 1024, 2 * RECORDS, RECORDS)
 MISTRAL = Case("mistral", 4096, 2 * RECORDS, 0)

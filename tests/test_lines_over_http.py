@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from server_process import ServerProcess
 from tiny_models import model_of, save_model
+
+pytestmark = pytest.mark.wide
 
 TURNS = 5
 HINT = {"x-openwebui-chat-id": "chat"}

@@ -160,6 +160,7 @@ def plain(expression: str) -> str:
 # --- the dashboard ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_the_dashboard_asks_for_what_there_is(observed: Observed) -> None:
     assert len(dashboard_expressions()) > 60
     assert [fault for expression in dashboard_expressions() for fault in faults(expression, observed.series)] == []

@@ -20,6 +20,8 @@ from vision_models import picture, save_seeing_model, tokenizer_of
 
 from cache.media_ids import MEDIA
 
+pytestmark = pytest.mark.wide
+
 CAT, DOG = picture(64, 48, 1), picture(48, 90, 2)
 
 
@@ -80,7 +82,12 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", "gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava", "idefics3"))]
+    "name",
+    [
+        "gemma3",
+        "qwen2_5_vl",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava", "idefics3")),
+    ],
 )
 def test_chats_with_pictures_say_what_the_model_says(name: str, tmp_path: Path) -> None:
     model = save_seeing_model(name, tmp_path)

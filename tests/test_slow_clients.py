@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.wide
+
 IDLE = 1000
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
 PATIENCE = 60.0  # seconds until a test that hangs fails

@@ -14,7 +14,10 @@ import pytest
 import torch
 from server_process import START, ServerProcess
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU"),
+]
 
 
 def until(holds: Callable[[], bool]) -> None:

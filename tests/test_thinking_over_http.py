@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import server.config.serve_options as options
 
+pytestmark = pytest.mark.wide
+
 MESSAGE = "That is enough."
 TOOL: dict[str, Any] = {
     "type": "function",

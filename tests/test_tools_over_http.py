@@ -16,6 +16,8 @@ from server_process import ServerProcess
 
 from server.log.portable import PortableLog
 
+pytestmark = pytest.mark.wide
+
 KEYS = {"ann": "key-a", "bob": "key-b"}
 WEATHER: dict[str, Any] = {
     "type": "function",

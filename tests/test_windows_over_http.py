@@ -10,9 +10,11 @@ import httpx
 import pytest
 from windows_kit import LAYER, TEXT, Case, Site, crowd, served
 
+pytestmark = pytest.mark.wide
+
 CASES = (
     Case("gemma3", 1024),
-    pytest.param(Case("mistral", 4096, 2 * LAYER, 0), marks=pytest.mark.wide),
+    Case("mistral", 4096, 2 * LAYER, 0),
     pytest.param(Case("llama4", 1024, LAYER), marks=pytest.mark.slow),
     pytest.param(Case("gpt_oss", 1024), marks=pytest.mark.slow),
     pytest.param(Case("gemma4", 1024, LAYER, 2 * LAYER), marks=pytest.mark.slow),

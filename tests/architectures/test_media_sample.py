@@ -13,6 +13,8 @@ from architectures.media_scenario import MediaOracle, Medium, check_media
 from architectures.run import examine_media
 from architectures.scenario import Status
 
+pytestmark = pytest.mark.wide
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "media_architectures.md"
 WAYS = {  # of each another one
     "llava": "packed, as outputs of its encoder",

@@ -23,6 +23,8 @@ from postgres_server import PostgresServer
 from server.log import database
 from server.log.database import Database, LogUnavailable
 
+pytestmark = pytest.mark.wide
+
 ANSWER, PING, CONNECT = 2.0, 1.0, 2  # seconds of patience, in place of longer ones; libpq takes 2 at least
 HANGS = 60.0  # seconds after which a test fails that waits for ever
 CHAT = "/v1/sessions/s/chat/completions"

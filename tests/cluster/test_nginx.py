@@ -28,7 +28,10 @@ from cluster.routed import (
 from crash.wire import messages_of
 from server_process import ServerProcess
 
-pytestmark = pytest.mark.skipif(not installed(), reason="nginx is not installed here: Debian's package is nginx-light")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(not installed(), reason="nginx is not installed here: Debian's package is nginx-light"),
+]
 
 SESSIONS = [f"session-{number}" for number in range(12)]
 LONG = 1500  # tokens, of replies that are cut

@@ -17,6 +17,8 @@ from crash.wire import messages_of
 from postgres_server import PostgresServer
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.wide
+
 LONG = 1500  # tokens, of the 2048 that the demo model reads
 
 

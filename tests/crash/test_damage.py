@@ -25,6 +25,8 @@ from server.log.recovery.salvage import Salvage
 from server.log.session_log import SessionLog
 from server.log.timeline import NewTurn
 
+pytestmark = pytest.mark.wide
+
 DAMAGES = int(os.environ.get("CRASH_DAMAGES", "1000"))
 SESSIONS = 4
 MODELS = ("llama", "mamba2")  # pages alone; pages and states

@@ -21,6 +21,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         yield running
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", RACES)
 def test_a_turn_and_a_verb_leave_what_some_order_leaves(victim: Victim, kind: str) -> None:
     all_rounds(victim.url, kind, 3)
@@ -30,6 +31,7 @@ def test_twenty_equal_turns_at_once_are_turns_in_a_row_or_refused(victim: Victim
     twenty_at_once(victim.url, "twenty")
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not usable(), reason="needs strace, and leave to attach to other processes")
 def test_a_kill_at_a_rename_loses_nothing(victim: Victim, tmp_path: Path) -> None:
     sweep = Sweep(victim, victim.url, "engine", tmp_path / "strace")

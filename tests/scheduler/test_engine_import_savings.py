@@ -15,6 +15,8 @@ import torch
 
 from scheduler import engine_import_savings
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).resolve().parents[2]
 
 START = """

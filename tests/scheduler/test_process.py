@@ -189,6 +189,7 @@ def test_a_model_that_is_not_there(started: list[Process], tmp_path: Path) -> No
     assert b"Traceback" not in engine.process.stderr.read()
 
 
+@pytest.mark.wide
 def test_too_little_memory(model: str, started: list[Process], tmp_path: Path) -> None:
     engine = Process(model, tmp_path, kv_memory=1000)
     started.append(engine)
@@ -196,6 +197,7 @@ def test_too_little_memory(model: str, started: list[Process], tmp_path: Path) -
     assert engine.wait() == 2
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
 def test_rank_0_fails_alone(model: str, started: list[Process], tmp_path: Path) -> None:
     """The other rank waits for it in the middle of a step, a thread of rank 0 waits for the other rank: all of them end
@@ -220,6 +222,7 @@ def test_rank_0_fails_alone(model: str, started: list[Process], tmp_path: Path) 
     assert b"planted" in engine.process.stderr.read()
 
 
+@pytest.mark.wide
 def test_an_engine_without_a_configuration_leaves_with_the_server() -> None:
     command = [sys.executable, "-m", "scheduler"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, timeout=PATIENCE_MS / 1000)

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql
 
 from server.log import tables
+
+pytestmark = pytest.mark.wide
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,6 +16,8 @@ from server_process import ServerProcess
 from server.chat.chat_tokenizer import ChatTokenizer
 from server.log.logged_message import LoggedMessage
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "demo"
 

@@ -13,6 +13,8 @@ from cache.pages.retention import Retention
 from tools.agent_traces import TraceSession, TraceTurn, draw, load, save
 from tools.simulate_retention import GRAIN, LeastRecentlyUsed, Machine, Report, Simulation, main
 
+pytestmark = pytest.mark.wide
+
 TOKENS = 20 * GRAIN
 
 

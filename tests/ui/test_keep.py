@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from server_process import ServerProcess
 
+pytestmark = pytest.mark.wide
+
 KEY = KEYS["ann"]
 
 

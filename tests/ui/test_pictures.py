@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytest.importorskip("PIL")
+
+pytestmark = pytest.mark.wide
+
 TESTS = Path(__file__).parent.parent
 FILES = """(given) => {
   const transfer = new DataTransfer();

@@ -45,7 +45,9 @@ def check(chip: int, found: list[dict[str, Any]], spilling: str = "") -> None:
         assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
 
 
-@pytest.mark.parametrize("chip", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    "chip", [80, 90, *(pytest.param(chip, marks=pytest.mark.slow) for chip in (89, 100))]
+)  # a minute each
 def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found = told("triton_offline.py", str(chip), "few")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from archive_walk import Walk
+from wide import widely
 
 NAMES = ["llama", "gemma3", "longrope", "qwen3_next", "jamba", "rwkv"]
 
@@ -20,7 +21,7 @@ def walk(name: str, seed: int, steps: int, folder: Path, patch: pytest.MonkeyPat
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", widely(NAMES, "llama qwen3_next"))
 def test_a_random_walk(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walk(name, NAMES.index(name), 50, tmp_path, monkeypatch)
 

@@ -30,8 +30,8 @@ PRESSURE: dict[str, dict[str, Any]] = {
     "to disk": {"pages": 28, "folder": True},
     "through a small disk": {"pages": 28, "host_pages": 8, "folder": True, "disk_space": 60_000},
 }
-STORED = "llama qwen3_next longrope"  # KV, states, and KV of two lengths: they meet every pressure
-BRIEF = "all on the host", "preempted", "to disk"  # what all others meet, as KV moves there
+STORED = "llama qwen3_next"  # KV and states: they meet every pressure
+BRIEF = "preempted", "to disk"  # what all others meet, as KV moves there
 
 
 def _pressures() -> Iterator[Any]:

@@ -88,6 +88,7 @@ def sessions_of(lengths: tuple[int, ...], tier: MemoryTier, store: SessionStore)
     return sessions
 
 
+@pytest.mark.wide
 def test_positions_past_the_real_floor_while_others_share_the_steps(
     model: Any, verdict: Verdict, first: tuple[list[int], torch.Tensor]
 ) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wide import widely
 
 pytest.importorskip("soundfile")
 
-from hearing_models import HEARING, OTHERS, SECONDS, sound
+from hearing_models import HEARING, OTHERS, PHI, SECONDS, sound
 from seeing_kit import Part, SeeingKit, loaded_of
 
 from cache.media_ids import MEDIA
@@ -47,6 +48,7 @@ def test_two_sounds_of_one_length_share_no_prefix_and_are_not_heard_alike(name: 
     kit.leave()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", OTHERS)
 def test_further_models_hear_a_sound_in_two_turns(name: str) -> None:
     kit = SeeingKit(name, step_tokens=19)
@@ -60,7 +62,7 @@ def test_further_models_hear_a_sound_in_two_turns(name: str) -> None:
     kit.leave()
 
 
-@pytest.mark.parametrize("name", [*HEARING, *OTHERS])
+@pytest.mark.parametrize("name", widely([*HEARING, *OTHERS], f"qwen2_audio {PHI}"))
 def test_an_edit_a_fork_a_restart_and_an_eviction_encode_nothing(name: str, tmp_path: Path) -> None:
     kit = SeeingKit(name, tmp_path)
     parts = turn_one()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from wide import widely
 
 pytest.importorskip("PIL")
 
@@ -25,7 +26,7 @@ def turn_one(first: bytes = CAT) -> list[Part]:
     return ["<|im_start|>user\nWhat is ", first, " there?<|im_end|>\n<|im_start|>assistant\n"]
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", widely(SEEING, "llava qwen2_5_vl gemma3"))
 def test_a_chat_with_pictures_beside_one_without_says_what_the_model_says(name: str) -> None:
     kit = SeeingKit(name)
     kit.check_chat(turn_one(), ["And?"], ["Now ", DOG, " too"], ["Why so?"])

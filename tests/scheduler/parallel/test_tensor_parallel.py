@@ -12,7 +12,6 @@ from ranks_kit import LAYERS, Driver, config_of, conversations, loaded, prompt_o
 from speculation_kit import feed_all_drafts
 from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
-from wide import widely
 
 from cache.tier import Tier
 from cache.tiers import transfer
@@ -23,12 +22,15 @@ from scheduler.protocol import pack_ids
 from scheduler.sampling_params import ThinkingBudget
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU"),
+]
 
 Pair = tuple[str, LoadedModel, Path]
 
 
-@pytest.fixture(scope="module", params=widely(["llama", "gemma3"], "gemma3"))
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """A model on two ranks: one with full attention, one with windows."""
     with loaded(request.param, tmp_path_factory.mktemp("models"), 2) as (found, folder):

@@ -16,7 +16,10 @@ from scheduler.model.loader import LoadFailed, load
 from scheduler.parallel import followers
 from scheduler.parallel.ranks import RankLost
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU"),
+]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tekken_kit import TEMPLATE, save_tekken
 from tiny_models import make_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -26,6 +27,7 @@ def test_a_tokenizer_of_the_usual_kind_is_taken_instead(tmp_path: Path) -> None:
     assert read_usual(str(tmp_path)).get_vocab() == make_tokenizer().get_vocab()
 
 
+@pytest.mark.wide
 def test_the_server_reads_the_same(tmp_path: Path) -> None:
     save_tekken(tmp_path, TEMPLATE)
     made = read_tokenizer(str(tmp_path))

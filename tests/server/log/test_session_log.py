@@ -142,6 +142,7 @@ def test_one_claim_at_a_time(tmp_path: Path) -> None:
     with_log(tmp_path / "log.sqlite", scenario)
 
 
+@pytest.mark.wide
 def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     tokens: list[int] = []

@@ -349,6 +349,7 @@ def test_ten_thousand_pictures_are_refused_before_one_is_read() -> None:
     run(scenario)
 
 
+@pytest.mark.wide
 def test_hostile_pictures_leave_memory_as_it_was() -> None:
     """The server's own memory, and that of the process that decodes."""
     large, many = bomb(), text_bomb()

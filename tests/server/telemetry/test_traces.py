@@ -212,6 +212,7 @@ async def test_a_client_that_left_has_cancelled(site: Site, spans: Spans) -> Non
     assert told["error.type"] == "cancelled"
 
 
+@pytest.mark.wide
 def test_without_a_provider_nothing_is_traced_and_no_exporter_is_imported() -> None:
     code = (
         "import sys, server.app, server.serve; from opentelemetry import trace\n"

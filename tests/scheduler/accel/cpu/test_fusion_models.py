@@ -49,7 +49,7 @@ WHOLE: dict[str, dict[str, int]] = {
 }
 
 
-NARROW = "llama gemma3_text gemma4_text gpt2 phi3 cohere gpt_oss qwen3_5_text deepseek_v3 lfm2"
+NARROW = "llama gemma4_text gpt_oss qwen3_5_text"
 # Those whose layers are not called one after the other, or are no programs themselves.
 CHAINS = {"qwen3_5_text": [2]}
 CHAINS |= {name: [] for name in ("gemma4_text", "lfm2")}
@@ -80,7 +80,7 @@ def test_models_say_what_they_said_and_their_layers_are_programs(name: str) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", widely([*ARCHITECTURES, "qwen3_next", "mamba2"], "gemma3 qwen3_next"))
+@pytest.mark.parametrize("name", widely([*ARCHITECTURES, "qwen3_next", "mamba2"], "gemma3"))
 def test_models_of_sharp_attention_too(name: str) -> None:
     compiled()
     model = make_model(name)

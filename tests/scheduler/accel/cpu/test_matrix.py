@@ -108,6 +108,7 @@ def test_products_of_any_number_of_rows(dtype: torch.dtype, tiled: bool, shape: 
         assert torch.equal(part, whole[first : first + rows]), f"{rows} rows from {first} on"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("instructions", ["default", "avx2"])
 def test_older_processors_compute_the_same(instructions: str) -> None:
     """This machine's processor runs what is compiled for those that have less."""

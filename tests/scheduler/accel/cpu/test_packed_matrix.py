@@ -156,6 +156,7 @@ def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
     assert torch.equal(run(x[5:10]), together[5:10])
 
 
+@pytest.mark.wide
 def test_processors_of_the_other_kind_compute_the_same() -> None:
     """Those that multiply bytes, in C++ without their instructions; or, on one of these, those that do not."""
     here = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}

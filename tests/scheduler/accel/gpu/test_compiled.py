@@ -19,7 +19,6 @@ from engine_kit import Kit, ours
 from gpu_kit import Capture, TritonDouble
 from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
-from wide import widely
 
 from cache.attention import packed_attention
 from cache.memory.memory_tier import MemoryTier
@@ -32,6 +31,8 @@ from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import DecodeGraphs, DeviceReadWatch
 from scheduler.model.probe import _Trial, probe
 from scheduler.protocol import Loading
+
+pytestmark = pytest.mark.wide
 
 _ENDLESS = 1e9  # times as long: nobody asks for speed here
 
@@ -179,7 +180,7 @@ def kinds(found: CompiledLayers | None) -> dict[str, int]:
         pytest.param("qwen3", 2, {"Qwen3DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("gemma2", 4, {"Gemma2DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("gemma3", 4, {"Gemma3DecoderLayer": 3}, marks=pytest.mark.slow),
-        pytest.param("gpt_oss", 4, {"GptOssDecoderLayer": 3}, marks=pytest.mark.wide),
+        ("gpt_oss", 4, {"GptOssDecoderLayer": 3}),
         pytest.param("longrope", 4, {"Phi3DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("mixtral", 2, {"MixtralDecoderLayer": 4}, marks=pytest.mark.slow),
         pytest.param("gpt_neox", 2, {"GPTNeoXLayer": 4}, marks=pytest.mark.slow),
@@ -219,7 +220,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("default")  # what torch says of its own parts is not ours to mend
 @pytest.mark.slow
-@pytest.mark.parametrize("name", widely(["llama", "gemma2", "mixtral"], "gemma2"))
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
 def test_what_torch_makes_of_them_says_so_too(
     name: str, monkeypatch: pytest.MonkeyPatch, kept: Path, said: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +248,7 @@ class Graphed(Scene):
         self.kit.runner._graphs = self.graphs
 
 
-@pytest.mark.parametrize("name", widely(["llama", "gemma2"], "llama"))
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_graph_is_of_compiled_layers(
     name: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:

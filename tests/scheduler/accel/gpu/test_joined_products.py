@@ -13,6 +13,8 @@ from torch.nn import Linear, Module, ModuleList
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.accel.gpu.joined_products import adjacent_parameters
 
+pytestmark = pytest.mark.wide
+
 WIDTH = 24
 
 

@@ -62,6 +62,7 @@ def turn_of(role: str, text: str) -> str:
 HEAD = turn_of("user", ASKED) + turn_of("assistant", SUMMARY)
 
 
+@pytest.mark.wide
 @served()
 async def test_beyond_its_trigger_the_older_part_is_summarised(site: Site) -> None:
     told = await message(site, system="Be kind.")

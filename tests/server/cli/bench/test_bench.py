@@ -257,6 +257,7 @@ def test_a_server_that_does_not_start() -> None:
         bench(BenchConfig(serve_flags=["--port", "many"]), io.StringIO())
 
 
+@pytest.mark.wide
 def test_a_real_server_by_its_url(tmp_path: Path) -> None:
     with ServerProcess(None, tmp_path, "--api-key", "ann=k1") as server:
         config = BenchConfig(

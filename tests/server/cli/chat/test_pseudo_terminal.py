@@ -137,6 +137,7 @@ class Screen:
         return status
 
 
+@pytest.mark.wide
 def test_a_chat_as_a_person_types_it(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     asked: list[str] = server.asked  # type: ignore[attr-defined]
     screen = Screen(server.server_port, tmp_path)
