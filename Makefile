@@ -48,8 +48,8 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow$(if $(ARGS),, and not wide)" $(IN_PARALLEL) $(ARGS)
 
-# The other half: further models, colours and languages of what `make test` runs with one of each kind, and most of what
-# starts whole servers, clusters and browsers.
+# The other half: further models, colours and languages of what `make test` runs with one of each kind, all of the page,
+# and most of what starts whole servers and clusters.
 test-wide: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "wide and not slow" $(IN_PARALLEL) $(ARGS)
 

@@ -14,6 +14,8 @@ from wide import widely
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
+pytestmark = pytest.mark.wide
+
 WALTER = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"]
 EVIL = """<img src=x onerror="window.hacked=1"> <script>window.hacked=2</script> <b onclick="window.hacked=3">bold</b>
 
@@ -225,7 +227,6 @@ def test_rewind_and_fork_by_click(desk: Desk) -> None:
     assert desk.rest(f"sessions/{old}")["turns"] == 3
 
 
-@pytest.mark.wide
 def test_the_list_renames_pins_searches_and_deletes_with_a_way_back(desk: Desk) -> None:
     desk.open()
     walter(desk)
@@ -266,7 +267,6 @@ def test_the_list_renames_pins_searches_and_deletes_with_a_way_back(desk: Desk) 
     assert desk.server.post(f"/v1/sessions/{name}/fork", {}).status_code == 404
 
 
-@pytest.mark.wide
 def test_a_conversation_travels_as_a_file(desk: Desk) -> None:
     desk.open()
     walter(desk)
@@ -282,7 +282,6 @@ def test_a_conversation_travels_as_a_file(desk: Desk) -> None:
     assert desk.say("What is my name?") == "Your name is Walter."
 
 
-@pytest.mark.wide
 def test_the_keyboard_is_enough(desk: Desk) -> None:
     desk.open()
     keyboard = desk.tab.keyboard
@@ -304,7 +303,6 @@ def test_the_keyboard_is_enough(desk: Desk) -> None:
     assert desk.tab.locator(".turn").count() == 1
 
 
-@pytest.mark.wide
 def test_the_gauges_show_the_server(desk: Desk) -> None:
     desk.open()
     desk.tab.get_by_role("button", name="The server now").click()
@@ -317,7 +315,6 @@ def test_the_gauges_show_the_server(desk: Desk) -> None:
     desk.tab.locator(".gauge", has_text="Running").locator("b").get_by_text("0", exact=True).wait_for()
 
 
-@pytest.mark.wide
 def test_a_phone_has_room_for_all_of_it(phone: Desk) -> None:
     phone.open()
     assert phone.overflow() == 0
@@ -341,7 +338,6 @@ def test_a_phone_has_room_for_all_of_it(phone: Desk) -> None:
     assert box["y"] + box["height"] <= 640
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("colours", widely(["light", "dark"], "light"))
 def test_everybody_can_use_it(colours: str, request: pytest.FixtureRequest) -> None:
     desk: Desk = request.getfixturevalue("desk" if colours == "light" else "dark")
@@ -359,7 +355,6 @@ def test_everybody_can_use_it(colours: str, request: pytest.FixtureRequest) -> N
     assert violations(desk) == []
 
 
-@pytest.mark.wide
 def test_a_phones_list_is_usable_by_everybody(phone: Desk) -> None:
     phone.open()
     phone.say("My name is Walter.")
@@ -368,7 +363,6 @@ def test_a_phones_list_is_usable_by_everybody(phone: Desk) -> None:
     assert violations(phone) == []
 
 
-@pytest.mark.wide
 def test_colours_are_chosen_and_remembered(desk: Desk) -> None:
     desk.open()
     ground = "getComputedStyle(document.body).backgroundColor"
