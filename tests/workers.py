@@ -85,17 +85,18 @@ LONG = (
 def longest_first(items: list[pytest.Item]) -> None:
     """The page first, then the files of ``LONG``; the order within a file stays."""
     rank = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: -1 if _is_of_page(item.nodeid) else rank.get(item.nodeid.partition("::")[0], len(LONG)))
+    items.sort(key=lambda item: -1 if is_of_page(item.nodeid) else rank.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 class FilesAndPage(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """A file to a worker, and all files of the page to one: there is one browser, which mostly waits."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return PAGE if _is_of_page(nodeid) else str(super()._split_scope(nodeid))
+        return PAGE if is_of_page(nodeid) else str(super()._split_scope(nodeid))
 
 
-def _is_of_page(nodeid: str) -> bool:
+def is_of_page(nodeid: str) -> bool:
+    """Whether a test opens the page in a browser."""
     return nodeid.startswith(f"{PAGE}/")
 
 
@@ -108,7 +109,7 @@ def compile_share(config: pytest.Config) -> None:
     number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     files = sorted(file for folder in SOURCES for file in (ROOT / folder).rglob("*.py"))
     for file in files[number::count]:
-        if file.parts[-1] == "conftest.py" or file.parts[-1].startswith("test_"):
+        if file.name == "conftest.py" or file.name.startswith("test_"):
             _compile_test(file, config)
         elif not Path(importlib.util.cache_from_source(str(file))).exists():
             py_compile.compile(str(file))

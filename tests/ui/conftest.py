@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from browser_desk import CHROMIUM, FLAGS, KEYS, Desk, desk_at
 from server_process import ServerProcess
+from workers import is_of_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder is wide."""
+    for item in items:
+        if is_of_page(item.nodeid):
+            item.add_marker("wide")
 
 
 @pytest.fixture(scope="session")

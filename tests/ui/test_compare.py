@@ -6,13 +6,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from browser_desk import Desk, violations
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
-
-pytestmark = pytest.mark.wide
 
 DIFFERENCES = """async ([left, right]) => (await import("./difference.js")).differencesOf(left, right)"""
 

@@ -12,8 +12,6 @@ from browser_desk import Desk
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Route
 
-pytestmark = pytest.mark.wide
-
 LONG = "Add " + "milk " * 860
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from browser_desk import Desk
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
-
-pytestmark = pytest.mark.wide
 
 
 def written(desk: Desk) -> str:

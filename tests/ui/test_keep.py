@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from server_process import ServerProcess
 
-pytestmark = pytest.mark.wide
-
 KEY = KEYS["ann"]
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
     from server_process import ServerProcess
 
-pytestmark = pytest.mark.wide
-
 KEPT = "JSON.stringify(sessionStorage) + JSON.stringify(localStorage)"
 REFUSED = {"error": {"message": "no", "type": "authentication_error", "param": None, "code": "invalid_api_key"}}
 

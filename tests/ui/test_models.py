@@ -20,8 +20,6 @@ from tools.random_model import DEMO
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = pytest.mark.wide
-
 NAME = "My name is Walter."
 
 

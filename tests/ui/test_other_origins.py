@@ -15,8 +15,6 @@ from server_process import ServerProcess
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = pytest.mark.wide
-
 KEY = "a-key-of-ann"
 CALL = """async ([url, key]) => {
   const headers = { authorization: `Bearer ${key}`, "content-type": "application/json" };

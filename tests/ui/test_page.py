@@ -13,8 +13,6 @@ from server_process import ServerProcess
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
-pytestmark = pytest.mark.wide
-
 WALTER = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"]
 EVIL = """<img src=x onerror="window.hacked=1"> <script>window.hacked=2</script> <b onclick="window.hacked=3">bold</b>
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("PIL")
 
-pytestmark = pytest.mark.wide
-
 TESTS = Path(__file__).parent.parent
 FILES = """(given) => {
   const transfer = new DataTransfer();

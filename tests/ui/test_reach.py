@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
     from server_process import ServerProcess
 
-pytestmark = pytest.mark.wide
-
 HEBREW = "localStorage.setItem('warmturn-language', '\"he\"')"
 CUT = """all => all.filter((node) => {
   const box = node.getBoundingClientRect();

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from browser_desk import Desk, endless
 
-pytestmark = pytest.mark.wide
-
 WALTER = "My name is Walter."
 STREAMS = ".message.assistant[aria-busy=true] .markdown"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from browser_desk import Desk
-
-pytestmark = pytest.mark.wide
 
 MILK = "Add milk to my shopping list."
 

@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from browser_desk import Desk
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
-
-pytestmark = pytest.mark.wide
 
 
 CHANGED = {"Instructions": "Rhyme.", "Longest reply, in tokens": "4"}

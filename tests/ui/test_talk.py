@@ -14,8 +14,6 @@ from server_process import ServerProcess
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
-pytestmark = pytest.mark.wide
-
 WALTER = "My name is Walter."
 MILK = "Add milk to my shopping list."
 STREAMS = ".message.assistant[aria-busy=true] .markdown"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from browser_desk import Desk
-
-pytestmark = pytest.mark.wide
 
 TEXT = r"""Euler wrote $e^{i\pi} + 1 = 0$, and a coffee is $3 or $4.
 

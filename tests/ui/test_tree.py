@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from browser_desk import Desk
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Route
-
-pytestmark = pytest.mark.wide
 
 QUESTIONS = ["My name is Walter.", "I live in Paris.", "Where do I live?"]
 TURNS = 6000

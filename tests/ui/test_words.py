@@ -11,8 +11,6 @@ import pytest
 
 from server.http.page_script import FOLDER
 
-pytestmark = pytest.mark.wide
-
 STRING = r'"((?:[^"\\]|\\.)*)"'
 SIMPLE = re.compile(rf"\bt\(\s*{STRING}")
 PLURAL = re.compile(rf"\bplural\(\s*[^\"]*?,\s*{STRING},\s*{STRING}")

@@ -29,7 +29,7 @@ from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.weights.stand_in import WeightStandIn
 
 PROMPT = list(range(60, 90))
-NARROW = "llama gemma3 qwen3_next falcon bloom"  # one of each kind of layer and mode
+NARROW = "llama gemma3 qwen3_next falcon bloom"  # of KV, windows and states, and of the other modes
 BIG = 320  # a square of it is large enough to be looked at
 
 
