@@ -33,7 +33,6 @@ def is_first(token: int) -> bool:
 
 
 def count_media(ids: Sequence[int]) -> int:
-    """How many of ``ids`` are media ids."""
     return sum(token >= MEDIA for token in ids)
 
 

@@ -228,7 +228,6 @@ class Residency:
             self.archive.write_behind.unschedule(session)
 
     def _demote(self, session: SessionCache) -> None:
-        """Evict a warm session from the device."""
         del self.warm[session]
         self._unreleased.pop(session, None)
         self.evictions[Tier.DEVICE] += 1
@@ -310,7 +309,6 @@ class Residency:
                 self.archive.write_behind.write_unseen(session)
 
     def _release_near(self, session: SessionCache, all_unseen: bool) -> None:
-        """Release near parts of a session; with an archive only those that are stored."""
         stored = session.saved_length if self.archive is not None else session.length
         near_ends.release(self._pool, session, stored, all_unseen=all_unseen)
 

@@ -59,7 +59,6 @@ class SessionStore:
         self.archive = self.residency.archive = archive
 
     def busy(self, tenant: str, name: str) -> bool:
-        """Whether a turn of the named session is running."""
         session = self._named.get((tenant, name))
         return session is not None and session.running
 
@@ -69,7 +68,6 @@ class SessionStore:
         return not self.residency.running and (self.archive is None or not self.archive.busy)
 
     def find(self, tenant: str, name: str) -> SessionCache | None:
-        """The named session in device or host memory, if there is one."""
         return self._named.get((tenant, name))
 
     def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int:

@@ -54,5 +54,4 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, adapters=(*self.without_adapter(source.name).adapters, source))
 
     def without_adapter(self, name: str) -> EngineConfig:
-        """The same without the adapter of this name."""
         return msgspec.structs.replace(self, adapters=tuple(one for one in self.adapters if one.name != name))

@@ -8,7 +8,6 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(extra: str) -> str:
-    """The command that installs it."""
     if (_ROOT / "pyproject.toml").is_file():
         return f"pip install -e '{_ROOT}[{extra}]'"
     return f"pip install 'warmturn[{extra}]'"

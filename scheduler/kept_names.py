@@ -86,5 +86,4 @@ def write(file: Path, key: str, names: Names) -> None:
 
 
 def digest(data: bytes) -> str:
-    """A digest in ``_DIGEST`` characters."""
     return hashlib.blake2b(data, digest_size=_DIGEST // 2).hexdigest()

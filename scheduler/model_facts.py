@@ -99,7 +99,6 @@ class CapturedGraphs(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """In words."""
         told = f"decode steps of up to {self.rows[-1]} sessions run as CUDA graphs" if self.rows else "no CUDA graphs"
         return f"{told} ({len(self.rows)} captured)" + (f"; others do not: {self.refused}" if self.refused else "")
 

@@ -54,7 +54,6 @@ class ApiError(HTTPException):
         self.body = ErrorBody(ErrorInfo(message, kind, param, code))
 
     def encode(self) -> bytes:
-        """The body as JSON."""
         return msgspec.json.encode(self.body)
 
 

@@ -30,7 +30,6 @@ def look_for(model: str) -> None:
 
 
 def is_offline() -> bool:
-    """Whether offline mode is set."""
     return os.environ.get(OFFLINE) == "1"
 
 

@@ -178,7 +178,6 @@ def most_connections() -> int:
 
 
 def url(listener: socket.socket) -> str:
-    """The server's URL."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

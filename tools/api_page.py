@@ -110,7 +110,6 @@ def span(shape: Mapping[str, Any], shapes: Mapping[str, Any]) -> str:
 
 
 def code(value: object) -> str:
-    """A value as JSON."""
     return f"`{json.dumps(value)}`"
 
 
@@ -169,7 +168,6 @@ def idle_fields(models: Sequence[type[BaseModel]], path: str = "", kind: str = "
 
 
 def type_of(model: type[BaseModel]) -> str:
-    """The value of a model's field ``type``."""
     return str(get_args(model.model_fields["type"].annotation)[0])
 
 

@@ -68,7 +68,6 @@ class Load:
         self._swapped: dict[tuple[str, str], bool] = {}  # whether its model was unloaded since
 
     def loaded(self, tenant: str) -> set[str]:
-        """The models that are loaded."""
         data = self._http.get("/v1/models", headers=self._key(tenant)).json()["data"]
         return {model["id"] for model in data if model["status"]["value"] == "loaded"}
 
@@ -151,7 +150,6 @@ def run(requests: int, seed: int) -> Results:
 
 
 def report(results: Results, requests: int, wall: float) -> str:
-    """The results as a table."""
     swaps, plain = sorted(results.swaps), sorted(results.plain)
     rows = [
         ("requests", str(requests)),

@@ -377,7 +377,6 @@ def bench_long(browser: Browser, folder: Path, given: argparse.Namespace) -> str
 
 
 def bench_list(browser: Browser, folder: Path, given: argparse.Namespace) -> str:
-    """The list of many sessions."""
     fill(given.database or folder / "log.sqlite", lambda log: many_sessions(log, given.sessions))
     flags = ["--database", given.database] if given.database else []
     rows: list[list[object]] = []

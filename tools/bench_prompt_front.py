@@ -206,7 +206,6 @@ def tokens_of(template: str, rules: Sequence[str]) -> ChatTokenizer:
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=10)
     turns = parser.parse_args().turns

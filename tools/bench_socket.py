@@ -187,7 +187,6 @@ async def measure(server: Server, history: int, turns: int) -> list[Way]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=int, default=60_000, help="tokens before the first turn that counts")
     parser.add_argument("--turns", type=int, default=10)

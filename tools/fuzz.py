@@ -64,7 +64,6 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """How many there were."""
         return sum(self.statuses.values())
 
     def add(self, case: Any, url: str, response: Any, error: Exception | None, seconds: float) -> None:
@@ -219,7 +218,6 @@ def memory(server: Server) -> str:
 
 
 def restarts(server: Server) -> float:
-    """Restarts of engines until now."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("warmturn_engine_restarts_total"))
 

@@ -44,7 +44,6 @@ def shapes() -> dict[str, Any]:
 
 
 def stored_shapes(config: Any) -> dict[int, PageShape]:
-    """What each layer stores."""
     found = {}
     for at, layer in enumerate(read_layers(config)):
         own = config.per_layer_config[at]
@@ -56,7 +55,6 @@ def stored_shapes(config: Any) -> dict[int, PageShape]:
 
 
 def row(name: str, config: Any, memory: int) -> str:
-    """A row of the table."""
     layers, kept = read_layers(config), stored_shapes(config)
     windows = windows_of(layers, {at: at for at in kept})
     assert windows is not None
@@ -76,7 +74,6 @@ def row(name: str, config: Any, memory: int) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description="sessions that fit: undivided pages / divided pages / floor")
     parser.add_argument("--memory", type=int, default=64, help="GiB of KV memory")
     memory = parser.parse_args().memory << 30

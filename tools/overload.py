@@ -52,7 +52,6 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
 
     def rate(self, since: float, until: float) -> float:
-        """Served requests a second."""
         return sum(since <= when <= until for when in self.served) / (until - since)
 
 

@@ -33,7 +33,6 @@ class Turn:
 
     @property
     def reused(self) -> int:
-        """Prompt tokens that no step computed."""
         return sum(self.cache["reused"].values())
 
 
@@ -88,7 +87,6 @@ class Server:
         return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"warmturn_{name} "))
 
     async def token_bytes(self) -> int:
-        """What one token takes in the KV cache."""
         models = (await self.client.get(f"{self.url}/v1/models")).json()
         return int(models["data"][0]["warmturn"]["kv_bytes_per_token"])
 

@@ -66,7 +66,6 @@ class Served:
 
     @property
     def graphs(self) -> int:
-        """CUDA graphs in use."""
         graphs = self.engine._runner._graphs
         return len(graphs) if graphs is not None else 0
 

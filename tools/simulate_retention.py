@@ -139,7 +139,6 @@ class Simulation:
             self._at(session.start, lambda one=one: self._arrive(one))  # type: ignore[misc]
 
     def run(self) -> Report:
-        """Run to the end."""
         while self._events and self._events[0][0] < self._end:
             self.now, _, event = heapq.heappop(self._events)
             event()

@@ -24,7 +24,6 @@ READY = "serving "
 
 
 def cpu_seconds(process: int) -> float:
-    """The CPU time of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 

@@ -184,7 +184,6 @@ def models() -> Iterator[tuple[str, Any, torch.Tensor]]:
 
 @torch.inference_mode()
 def main() -> None:
-    """Print the table."""
     found: dict[str, list[str]] = {name: [] for name in FORMS}
     names = []
     for name, model, ids in models():

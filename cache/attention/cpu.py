@@ -164,7 +164,6 @@ class CpuBackend:
         self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _trial_steps)
 
     def fits(self, signature: Signature) -> bool:
-        """See ``Backend.fits``."""
         shape = signature.shape
         if signature.dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
             return False

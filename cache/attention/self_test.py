@@ -43,7 +43,6 @@ class StepSpec(NamedTuple):
 
 
 def all_steps(signature: Signature) -> Iterator[StepSpec]:
-    """All steps of the self-test, for any signature."""
     return (StepSpec(sessions, hidden) for sessions in SESSIONS for hidden in (False, True))
 
 

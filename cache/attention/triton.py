@@ -169,7 +169,6 @@ class TritonPlan:
 
     @classmethod
     def of(cls, step: PackedStep, spans: frozenset[int]) -> TritonPlan:
-        """The plan for these spans of a step."""
         chosen = [step.spans[number] for number in sorted(spans)]
         size, device = step.tier.page_size, step.tier.device
         pages = [-(-span.stop // size) for span in chosen]
@@ -200,7 +199,6 @@ class TritonBackend:
         self._self_test = SelfTest(self, "attention over pages", device)
 
     def fits(self, signature: Signature) -> bool:
-        """See ``Backend.fits``."""
         shape, dim = signature.shape, signature.dim
         if signature.dtype is not shape.dtype or shape.dtype not in _DTYPES or shape.key_heads != shape.value_heads:
             return False
@@ -212,7 +210,6 @@ class TritonBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> TritonPlan | None:
-        """A plan for all of the spans."""
         return once(step, TritonPlan.key(spans), lambda: TritonPlan.of(step, spans)) if spans else None
 
     def attend(
@@ -225,7 +222,6 @@ class TritonBackend:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
-        """See ``Backend.attend``."""
         tier, table = step.tier, plan.tables[step.is_near(layer)]
         shape = tier.shapes[source]
         query = query if query.stride(2) == 1 else query.contiguous()

@@ -75,7 +75,6 @@ class VarlenBackend:
         self._self_test = SelfTest(self, "varlen_attn", device, _trial_steps)
 
     def fits(self, signature: Signature) -> bool:
-        """See ``Backend.fits``."""
         shape, dtype, dim = signature.shape, signature.dtype, signature.dim
         if dtype is not shape.dtype or dtype not in (torch.bfloat16, torch.float16) or signature.chunked:
             return False
@@ -105,7 +104,6 @@ class VarlenBackend:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
-        """See ``Backend.attend``."""
         from torch.nn.attention.varlen import AuxRequest
 
         keys, values = step.tier.tokens(source, plan.places)

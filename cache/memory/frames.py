@@ -64,7 +64,6 @@ class Frames:
 
     @property
     def free(self) -> int:
-        """Frames without a slot in use."""
         return len(self._free)
 
     def alloc(self, part: int) -> int:
@@ -85,7 +84,6 @@ class Frames:
         return slot
 
     def release(self, part: int, slot: int) -> None:
-        """Free a slot of this part."""
         if not self.each[part]:
             return
         frame = slot // self._stride[part]

@@ -91,5 +91,4 @@ class HostOffload:
 
 @cache
 def host_offload(device: torch.device) -> HostOffload:
-    """The ``HostOffload`` of ``device``."""
     return HostOffload(device)

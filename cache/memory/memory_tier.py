@@ -131,7 +131,6 @@ class MemoryTier:
         return self.frames.alloc(near)
 
     def release(self, slot: int, near: bool = False) -> None:
-        """Free a slot."""
         self.frames.release(near, slot)
 
     def fits(self, pages: int, near: int) -> bool:
@@ -258,7 +257,6 @@ class MemoryTier:
             return {name: copy_to_host(pool.flatten(0, 1).index_select(0, at)) for name, pool, at in found}
 
     def is_near(self, name: str) -> bool:
-        """Whether a named tensor belongs to the near part of pages."""
         return layer_of(name) in self.near_layers
 
     def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:

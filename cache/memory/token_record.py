@@ -28,7 +28,6 @@ class TokenRecord(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a record."""
         return self.begin + -(-self.heads * self.dim // _ALIGN) * _ALIGN
 
     def scales(self, records: torch.Tensor) -> torch.Tensor:

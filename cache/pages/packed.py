@@ -192,7 +192,6 @@ class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is un
         raise RuntimeError("no mask fits a packed step")
 
     def get_seq_length(self) -> int | torch.Tensor:
-        """See ``PackedCache.get_seq_length``."""
         return _length(self._step, self._by_row)
 
     def get_max_length(self) -> int:

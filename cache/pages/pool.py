@@ -132,7 +132,6 @@ class PagePool:
             self.stranded[page] = None
 
     def off_device(self, pages: Iterable[Page]) -> list[Page]:
-        """Those of ``pages`` that are not on the device."""
         return [page for page in pages if page.tier is not self.device]
 
     def promote(self, pages: list[Page]) -> None:

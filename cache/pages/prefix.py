@@ -148,19 +148,16 @@ class PrefixIndexes(Generic[S]):
         return len(self._indexes)
 
     def match(self, tenant: str, long: bool, prompt: array[int]) -> tuple[S | None, int]:
-        """See ``PrefixIndex.match``."""
         index = self._indexes.get((tenant, long))
         return index.match(prompt) if index is not None else (None, 0)
 
     def put(self, tenant: str, long: bool, session: S) -> None:
-        """See ``PrefixIndex.put``."""
         if (tenant, long) not in self._indexes:
             self._indexes[tenant, long] = PrefixIndex()
         self._indexes[tenant, long].put(session)
         self._prune(tenant, long)
 
     def remove(self, tenant: str, long: bool, session: S) -> None:
-        """See ``PrefixIndex.remove``."""
         if (tenant, long) in self._indexes:
             self._indexes[tenant, long].remove(session)
             self._prune(tenant, long)

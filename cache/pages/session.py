@@ -101,7 +101,6 @@ class SessionCache:
 
     @property
     def cached(self) -> array[int]:
-        """The tokens whose KV is stored."""
         return self.token_ids[: self.length]
 
     def next_tokens(self, count: int) -> array[int]:

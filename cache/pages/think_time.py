@@ -196,7 +196,6 @@ class ThinkTimes:
         return len(self._tenants)
 
     def of(self, tenant: str) -> TenantGaps:
-        """The histograms of a tenant."""
         found = self._tenants.pop(tenant, None) or TenantGaps()
         self._tenants[tenant] = found
         while len(self._tenants) > _TENANTS:

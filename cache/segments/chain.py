@@ -133,7 +133,6 @@ class ChainHead:
 
     @property
     def tenant(self) -> str:
-        """The tenant that owns it."""
         return self.owner.tenant
 
     @property
@@ -171,7 +170,6 @@ class LooseSegment(NamedTuple):
 
 
 def read_segment(header: Header, place: Place) -> LooseSegment:
-    """The segment that the header of a file describes."""
     folder, _, name = (header.parent or "").partition("/")
     segment = Segment(
         owner=Owner(header.tenant, header.session, header.named),

@@ -187,7 +187,6 @@ class SegmentReader:
 
     @property
     def names(self) -> list[str]:
-        """The names of the tensors, in the order of the file."""
         return list(self._entries)
 
     def read(self, name: str) -> torch.Tensor:

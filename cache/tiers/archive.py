@@ -133,11 +133,9 @@ class Archive:
 
     @property
     def held(self) -> Counter[Page]:
-        """How many writes hold each page."""
         return self.write_behind.held
 
     def stats(self) -> dict[Tier, TierStats]:
-        """The statistics of every tier below memory, nearest first."""
         return {Tier.DISK: self.disk.stats} | {sync.lower.tier: sync.stats for sync in self.syncs}
 
     def holdings(self, owner: Owner, session: SessionCache | None) -> dict[Tier, TierHolding]:
@@ -192,7 +190,6 @@ class Archive:
     def _find_fetch(
         self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int], beside: str | None
     ) -> Fetch | None:
-        """See ``fetch``."""
         head, shared = self._best_head(tenant, owner, prompt)
         if head is None:
             return None
@@ -394,5 +391,4 @@ class Archive:
 
 
 def _shared_length(tip: Segment | None, ids: array[int]) -> int:
-    """The length of the common prefix of a stored timeline and ``ids``."""
     return 0 if tip is None else common_prefix(tip.timeline()[0], ids)

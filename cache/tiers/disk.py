@@ -76,11 +76,9 @@ class DiskTier:
         return bool(self._damaged_folders) and folder_of(owner) in self._damaged_folders
 
     def segments_in(self, folders: Collection[str]) -> list[Segment]:
-        """The segments whose files are in these folders."""
         return self._known.within(folders)
 
     def touch(self, head: ChainHead) -> None:
-        """Mark a session as used now."""
         head.used = time.time()
         self.heads.move_to_end(head.owner)
 
@@ -126,7 +124,6 @@ class DiskTier:
             self._set_head(segment.owner, segment, time.time())
 
     def abort(self, segment: Segment) -> None:
-        """The file of a segment could not be written."""
         del self._planned[segment]
         self._remove_segment(segment)
 
@@ -200,7 +197,6 @@ class DiskTier:
 
     @property
     def stats(self) -> TierStats:
-        """Bytes used, the budget, and evictions so far."""
         return TierStats(self.space.used + self.space.beside, self.space.budget, self.evictions)
 
     @staticmethod

@@ -28,7 +28,6 @@ class DiskFault:
         self.is_there, self.lacking = True, lacking
 
     def over(self) -> None:
-        """A write succeeded again."""
         if self.is_there:
             log.warning("KV is written to disk again")
         self.is_there, self.lacking = False, 0

@@ -77,7 +77,6 @@ class SegmentFolder:
         return sorted(other_models, reverse=True)
 
     def close(self) -> None:
-        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -22,20 +22,16 @@ class SegmentIndex:
         return iter(self._by_place.values())
 
     def get(self, place: Place) -> Segment | None:
-        """The segment of a file."""
         return self._by_place.get(place)
 
     @property
     def folders(self) -> KeysView[str]:
-        """The folders that have files."""
         return self._by_folder.keys()
 
     def within(self, folders: Collection[str]) -> list[Segment]:
-        """The segments whose files are in these folders."""
         return [segment for folder in folders for segment in self._by_folder.get(folder, ())]
 
     def add(self, segment: Segment) -> None:
-        """A segment has a file now."""
         self._by_place[segment.folder, segment.name] = segment
         self._by_folder[segment.folder].append(segment)
 

@@ -68,7 +68,6 @@ class TierSync:
 
     @property
     def stats(self) -> TierStats:
-        """Bytes used, budget and evictions of the lower tier."""
         return TierStats(self.lower.used, self.lower.budget or 0, self.lower.evictions)
 
     def holding(self, tip: Segment, tokens: int) -> TierHolding:

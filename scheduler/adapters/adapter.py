@@ -29,12 +29,10 @@ class Changes:
 
     @property
     def modules(self) -> list[Module]:
-        """All that are changed."""
         return [*dict.fromkeys([*self.pairs, *self.scales, *self.shifts, *self.copies])]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         halves = [half for pair in self.pairs.values() for half in (pair.down, pair.up)]
         weights = [weight for copy in self.copies.values() for weight in copy.parameters()]
         return sum(each.nbytes for each in (*halves, *self.scales.values(), *self.shifts.values(), *weights))
@@ -71,7 +69,6 @@ class Adapter:
 
     @property
     def facts(self) -> AdapterFacts:
-        """What is told of it."""
         changes = self.changes
         return AdapterFacts(self.name, self.rank, len(changes.modules), changes.nbytes, self.digest, self.invocation)
 

@@ -55,7 +55,6 @@ class AdapterSet:
         self._rows: AdaptedRows | None = None  # of the step that runs
 
     def find(self, name: str) -> Adapter | None:
-        """The adapter of this name."""
         return self._by_name.get(name)
 
     def __iter__(self) -> Iterator[Adapter]:

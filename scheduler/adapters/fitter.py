@@ -115,5 +115,4 @@ class Fitter:
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    """A linear map."""
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

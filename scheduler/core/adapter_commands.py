@@ -63,7 +63,6 @@ class AdapterCommands:
         self._answers.append(answer)
 
     def unload(self, request: UnloadAdapter) -> None:
-        """Forget an adapter."""
         if self._adapters is not None:
             self._adapters.unload(request.name)
 

@@ -55,7 +55,6 @@ class GrammarDrafter:
     """Proposes what the grammar forces."""
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
-        """See ``Drafter``."""
         forced = turn.constraint.forced_tokens() if turn.constraint is not None else []
         return Draft(DraftSource.GRAMMAR, forced[:most]) if forced else None
 
@@ -73,7 +72,6 @@ class PredictionDrafter:
         self._pairs = ids[:-1] << 32 | ids[1:]  # each two tokens in a row
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
-        """See ``Drafter``."""
         agrees = self._follow(turn)
         if not agrees and turn.generated:
             at = self._find(turn.ids[-2:]) if turn.generated > 1 else None
@@ -109,7 +107,6 @@ class HistoryDrafter:
         self._index = NgramIndex()
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
-        """See ``Drafter``."""
         match = self._index.find(turn.ids)
         if match is None:
             return None
@@ -126,7 +123,6 @@ class SessionsDrafter:
         self._index = index
 
     def propose(self, turn: Turn, most: int) -> Draft | None:
-        """See ``Drafter``."""
         found = self._index.find(turn.scope, turn.ids, turn.session)
         if found is None:
             return None

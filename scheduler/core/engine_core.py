@@ -96,7 +96,6 @@ class EngineCore:
 
     @property
     def drafter(self) -> ModelDrafter | None:
-        """Of the draft model, if there is one."""
         return None if self._speculator is None else self._speculator.draft_model
 
     @property
@@ -132,7 +131,6 @@ class EngineCore:
         return refused
 
     def await_tools(self, request: AwaitTools) -> None:
-        """A turn that has ended has called tools."""
         self.scheduler.await_tools(request.turn, request.tools)
 
     def warm(self, request: Warm) -> None:
@@ -259,7 +257,6 @@ class EngineCore:
         return self.take_outputs()
 
     def stats(self) -> Stats:
-        """Gauges and counters."""
         return read_stats(self._counters, self.scheduler, self._speculator, self.media_store)
 
     def check_integrity(self) -> None:

@@ -96,5 +96,4 @@ class FairQueue:
 
 
 def line_of(turn: Turn) -> tuple[bool, str]:
-    """Where a turn stands."""
     return turn.spare, turn.request.tenant

@@ -38,7 +38,6 @@ class InputProcessor:
         self._adapters = adapters
 
     def make_turn(self, request: Submit) -> Turn | Refused:
-        """The turn of a request."""
         ids = unpack_ids(request.prompt)
         refused = self._limits.refuse(request, ids)
         if refused is not None:
@@ -66,7 +65,6 @@ class InputProcessor:
         return turn
 
     def _use(self, request: Submit, ids: array[int]) -> AdapterUse | None:
-        """How the prompt's adapter is used."""
         adapter = self._adapters.find(request.adapter) if self._adapters is not None and request.adapter else None
         return None if adapter is None else adapter.use(ids)
 

@@ -40,7 +40,6 @@ class Prefetcher:
         return len(self._waiting)
 
     def add(self, request: Warm) -> None:
-        """Announce a request."""
         self._waiting.setdefault(request, _Announcement(self._store.retention.clock()))
         while len(self._waiting) > _MOST:
             self._waiting.popitem(last=False)

@@ -88,7 +88,6 @@ class SessionCommands:
             self.drafter.store.pin(request.tenant, request.session, request.until)
 
     def inspect(self, request: Inspect) -> None:
-        """Where the KV of a session lies."""
         tiers = session_holdings(self._store, request.tenant, request.session)
         running = self._store.busy(request.tenant, request.session)
         self._answers.append(Inspected(request.request, tiers, running))

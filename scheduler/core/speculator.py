@@ -61,7 +61,6 @@ class Record:
     accepted: float = 0.0
 
     def add(self, tested: int, accepted: int, forgetting: float) -> None:
-        """Count a draft."""
         self.tested = self.tested * forgetting + tested
         self.accepted = self.accepted * forgetting + accepted
 
@@ -103,7 +102,6 @@ class Speculator:
 
     @property
     def draft_model(self) -> ModelDrafter | None:
-        """Of the draft model, if there is one."""
         return self.asked if isinstance(self.asked, ModelDrafter) else None
 
     def draft(self, plan: list[tuple[Turn, int]], room: int) -> dict[Turn, Draft]:

@@ -120,7 +120,6 @@ class Turn:
 
     @property
     def spared_parent(self) -> str | None:
-        """The session that loses no KV for it, if it is aside."""
         return self.request.parent if self.is_aside else None
 
     @property

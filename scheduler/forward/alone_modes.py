@@ -31,7 +31,6 @@ class AloneMode(Mode):
         """Nothing was changed."""
 
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``."""
         logits = torch.cat([self._feed(step, n) for n in range(len(step.spans))])
         return logits[keep]
 
@@ -97,7 +96,6 @@ class RecomputeMode(Mode):
         """Nothing was changed."""
 
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``."""
         parts = []
         for span in step.spans:
             ids = torch.tensor([list(span.session.plain(0, span.stop))], device=self.model.device)

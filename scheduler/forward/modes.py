@@ -160,7 +160,6 @@ class PackedMode(PagedMode):
 
     @property
     def windows(self) -> Windows | None:
-        """See ``Mode``."""
         return None if self.stateful else windows_of(self.layers, self.attention.sources)
 
     def install(self) -> None:
@@ -217,7 +216,6 @@ class PackedMode(PagedMode):
         return True
 
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
-        """See ``Mode.absorb``."""
         finder = LatentFinder(self.attention)
         with finder.watching():
             next(iter(steps()))
@@ -226,12 +224,10 @@ class PackedMode(PagedMode):
         return len(self.joined)
 
     def expand(self) -> None:
-        """See ``Mode.expand``."""
         super().expand()
         self.attention.absorbed = {}
 
     def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
-        """See ``Mode.fuse``."""
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:
             self.fusion = Fusion(self.attention, packing.matrix, ours)
@@ -240,7 +236,6 @@ class PackedMode(PagedMode):
         return len(self.fusion) if self.fusion is not None else 0
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
-        """See ``Mode.compile``."""
         self.compiled = CompiledLayers(backend)
         self.compiled.find(self._decoder, steps)
         return len(self.compiled)

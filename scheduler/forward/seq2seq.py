@@ -35,7 +35,6 @@ class EncoderDecoderMode(Mode):
         """Nothing was changed."""
 
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``."""
         found: dict[int, torch.Tensor] = {}
         for group in self._groups(step):
             for span, logits in zip(group, self._run(step, group), strict=True):

@@ -19,10 +19,8 @@ class Eyes:
 
     @property
     def every(self) -> tuple[Eyes, ...]:
-        """These and the others."""
         return (self, *self.others)
 
     @property
     def kind(self) -> str:
-        """The kind of media."""
         return self.processor.sense.kind

@@ -41,7 +41,6 @@ class JointSight:
     # -- a timeline -------------------------------------------------------------------------------------------------
 
     def place(self, ids: array[int], media: Sequence[PlacedMedium], kept: Sequence[dict[str, Any]]) -> TimelineMedia:
-        """See ``Sight.place``."""
         numbers = np.asarray(ids, np.int64)
         codes = np.zeros(len(ids), np.int64)
         for placed in media:
@@ -81,7 +80,6 @@ class JointSight:
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def inputs(self, tokens: torch.Tensor, parts: Sequence[FedPart]) -> dict[str, Any]:
-        """See ``Sight.inputs``."""
         self._overlay.forget()
         rows = [rows for part in parts if part.media is not None for rows in part.media.rows(part.start, part.stop)]
         codes = self._codes(parts, tokens)

@@ -16,7 +16,6 @@ _SECONDS = (1.1, 1.1, 0.7)  # of sounds; two that are as long need no padding in
 
 
 def made_up_media(processor: Processor) -> list[bytes]:
-    """Media of three sizes."""
     if processor.sense is SOUNDS:
         return [_sound(*one, processor.rate) for one in enumerate(_SECONDS)]
     return [made_up_picture(*size) if processor.sense is PICTURES else _video(*size) for size in SIZES]

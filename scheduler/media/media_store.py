@@ -50,7 +50,6 @@ class Medium:
 
     @property
     def sight(self) -> Sight:
-        """How it enters."""
         return self.eyes.sight
 
     @property
@@ -94,7 +93,6 @@ class MediaStore:
         return len(self._known)
 
     def find(self, tenant: str, digest: str) -> Medium | None:
-        """The medium, if it is known."""
         found = self._known.get((tenant, digest))
         if found is not None:
             self._known.move_to_end((tenant, digest))

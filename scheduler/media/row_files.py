@@ -48,7 +48,6 @@ class RowFiles:
         self._make_room()
 
     def __len__(self) -> int:
-        """Pictures."""
         return len(self._places)
 
     def __contains__(self, picture: str) -> bool:
@@ -56,7 +55,6 @@ class RowFiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(self._sizes.values())
 
     def keep(self, owner: Owner, picture: str, rows: Sequence[torch.Tensor] | None) -> None:

@@ -48,7 +48,6 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows."""
         return sum(part.numel() * part.element_size() for part in (self.rows, *self.levels))
 
     def split(self, counts: list[int]) -> list[EncodedRows]:

@@ -84,7 +84,6 @@ class LoadedModel:
 
     @property
     def layer_kinds(self) -> dict[str, int]:
-        """How many layers of each kind."""
         return dict(Counter(layer.reach.value if layer.stores else "shared" for layer in self.layers))
 
 

@@ -18,7 +18,6 @@ class RankLink:
         self._socket = end
 
     def send(self, data: bytes) -> None:
-        """One message."""
         self._push(_SIZE.pack(len(data)) + data)
 
     def receive(self) -> bytes:

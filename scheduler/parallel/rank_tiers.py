@@ -44,7 +44,6 @@ class RankTiers:
         self.tiers = [tier, host]
 
     def copy(self, command: CopyPages) -> None:
-        """See ``CopyPages``."""
         self.tiers[command.target].copy_from(self.tiers[command.source], command.there, command.here, command.near)
 
     def done(self) -> None:

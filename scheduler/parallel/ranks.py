@@ -154,7 +154,6 @@ class RankedTier(MemoryTier):
 
     @property
     def token_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """See ``MemoryTier``."""
         return {
             name: ((shape[0] * self._parts(name), *shape[1:]), dtype)
             for name, (shape, dtype) in super().token_shapes.items()
@@ -165,7 +164,6 @@ class RankedTier(MemoryTier):
         return sum(pool[0, 0].numel() * pool.itemsize * self._parts(name) for name, pool in pools.items())
 
     def copy_from(self, other: MemoryTier, source: list[int], target: list[int], near: bool = False) -> None:
-        """See ``MemoryTier``."""
         assert isinstance(other, RankedTier)
         self._ranks.broadcast(CopyPages(other._number, self._number, source, target, near))
         super().copy_from(other, source, target, near)

@@ -53,11 +53,9 @@ class SessionView(SessionCache):
 
     @property
     def length(self) -> int:
-        """See ``SessionCache``."""
         return self.fed_before
 
     def next_tokens(self, count: int) -> array[int]:
-        """See ``SessionCache``."""
         return self.tokens[:count]
 
 

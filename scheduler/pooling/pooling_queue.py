@@ -99,5 +99,4 @@ class PoolingQueue:
 
 
 def tokens_of(one: PoolInput) -> int:
-    """How many tokens an input has."""
     return len(one.ids) // BYTES_EACH

@@ -59,7 +59,6 @@ class Recogniser:
 
     @property
     def facts(self) -> SpeechFacts:
-        """What it takes."""
         tasks = getattr(self.model.generation_config, "task_to_id", None) or {}
         return SpeechFacts(
             rate=int(self.extractor.sampling_rate),

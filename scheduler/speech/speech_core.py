@@ -52,7 +52,6 @@ class SpeechCore:
         )
 
     def ask(self, window: Transcribe) -> None:
-        """Queue a window."""
         with self._changed:
             self._waiting.append(window)
             self._changed.notify()

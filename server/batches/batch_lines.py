@@ -146,12 +146,10 @@ class ResultId(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The number of the line."""
         return int(self.id.rpartition("_")[2])
 
 
 def result_id(batch: str, number: int) -> str:
-    """The id of the result of a line."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 
@@ -161,7 +159,6 @@ def failed_line(batch: str, number: int, custom_id: str | None, code: str) -> by
 
 
 def encode_result(result: ResultLine) -> bytes:
-    """A result as a line."""
     return msgspec.json.encode(result) + b"\n"
 
 
@@ -204,5 +201,4 @@ class ResultJournal:
         self.done.update(numbers)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -59,7 +59,6 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more."""
         return self.status in ("completed", "expired", "cancelled", "failed")
 
     def to(self, status: Status, **changes: object) -> BatchRecord:
@@ -103,7 +102,6 @@ class BatchRecords:
         return any(record.input_file == file for record in self.unfinished())
 
     def put(self, record: BatchRecord) -> None:
-        """Store a record."""
         replace_file(self.folder / f"{record.id}.json", msgspec.json.encode(record))
         self._records[record.id] = record
 

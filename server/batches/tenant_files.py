@@ -68,7 +68,6 @@ class TenantFiles:
         return sorted((f for f in self._files.values() if f.tenant == tenant and not is_over(f)), key=order_of)
 
     def bytes_of(self, tenant: str) -> int:
-        """How many bytes the files of a tenant have."""
         return sum(file.bytes for file in self._files.values() if file.tenant == tenant)
 
     def add(self, file: StoredFile) -> None:
@@ -83,7 +82,6 @@ class TenantFiles:
             path.unlink(missing_ok=True)
 
     def expired(self) -> list[StoredFile]:
-        """The files that are past their time."""
         return [file for file in self._files.values() if is_over(file)]
 
 
@@ -93,12 +91,10 @@ def new_id(prefix: str) -> str:
 
 
 def is_over(file: StoredFile) -> bool:
-    """Whether a file has expired."""
     return file.expires_at is not None and file.expires_at <= time.time()
 
 
 def order_of(file: StoredFile) -> tuple[int, str]:
-    """The place of a file in lists."""
     return file.created_at, file.id
 
 

@@ -106,7 +106,6 @@ class ChatTokenizer:
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template."""
         return self._template is not None
 
     @property

@@ -55,7 +55,6 @@ def shorten_reply(whole: LoggedMessage, read: LoggedMessage) -> LoggedMessage:
 
 
 def shorten_call(whole: LoggedCall, read: LoggedCall) -> LoggedCall:
-    """``whole`` cut to ``read``, for a call."""
     arguments = cut_where_text_ends(whole.function.arguments, read.function.arguments)
     return replace(whole, function=replace(whole.function, arguments=arguments))
 

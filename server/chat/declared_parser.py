@@ -41,11 +41,9 @@ class DeclaredParser:
         self._calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        """See ``ReplyParser``."""
         return self._read(text, final=False)
 
     def finish(self) -> list[Part]:
-        """See ``ReplyParser``."""
         return self._read("", final=True)
 
     def _read(self, text: str, final: bool) -> list[Part]:

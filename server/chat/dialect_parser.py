@@ -31,7 +31,6 @@ class ReasoningMarks:
 
 
 def new_call_id() -> str:
-    """An id for a call."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -67,12 +66,10 @@ class DialectParser:
             self._begin_reasoning()
 
     def feed(self, text: str) -> list[Part]:
-        """See ``ReplyParser``."""
         self._text += text
         return self._read()
 
     def finish(self) -> list[Part]:
-        """See ``ReplyParser``."""
         self._final = True
         return self._read()
 

@@ -126,7 +126,6 @@ def are_in_order(text: str, words: Sequence[str]) -> bool:
 
 
 def system(text: str) -> TemplateMessage:
-    """A system message."""
     return {"role": "system", "content": text}
 
 

@@ -106,7 +106,6 @@ def write_added_tools(
 
 
 def append_text(message: LoggedMessage, text: str) -> LoggedMessage:
-    """``message`` with ``text`` at the end of its content."""
     return structs.replace(message, content=f"{message.content}\n\n{text}" if message.content else text)
 
 

@@ -92,7 +92,6 @@ class PartialReply:
             self.reasoning_tokens += round(tokens * thought / whole)
 
     def take(self, part: Part) -> None:
-        """Add a part."""
         match part:
             case ContentPiece(text):
                 self._content.append(text)
@@ -105,16 +104,13 @@ class PartialReply:
 
     @property
     def content(self) -> str:
-        """The content so far."""
         return "".join(self._content)
 
     @property
     def reasoning(self) -> str:
-        """The reasoning so far."""
         return "".join(self._reasoning)
 
     def message(self) -> LoggedMessage:
-        """The reply as a logged message."""
         calls = tuple(LoggedCall(call.id, "function", LoggedFunction(call.name, call.arguments)) for call in self.calls)
         return LoggedMessage("assistant", self.content, reasoning_content=self.reasoning, tool_calls=calls)
 

@@ -68,7 +68,6 @@ class Prompt:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """The digests of the media in its messages."""
         return tuple(digests_of(self.messages))
 
     @property
@@ -79,7 +78,6 @@ class Prompt:
 
     @property
     def callable_tools(self) -> list[Mapping[str, Any]]:
-        """The tools that the reply may call."""
         return callable_tools(self.rendering.tools, (message for message in self.messages if not message.dropped))
 
 

@@ -79,7 +79,6 @@ def order_tools(messages: Iterable[LoggedMessage], tools: Sequence[Mapping[str, 
 
 
 def tool_names(tools: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The names of tools."""
     return {tool["function"]["name"] for tool in tools}
 
 
@@ -89,5 +88,4 @@ def same_json(one: object, other: object) -> bool:
 
 
 def drop_reasoning(messages: Iterable[LoggedMessage]) -> list[LoggedMessage]:
-    """The messages without their reasoning."""
     return [structs.replace(message, reasoning_content="") for message in messages]

@@ -49,7 +49,6 @@ class SystemPlaces:
         return dataclasses.replace(self, leading=True, several=True, only=True, inside=True, moves=True)
 
     def takes_user_after(self, message: LoggedMessage) -> bool:
-        """Whether the template takes a user message after ``message``."""
         if message.role == "user":
             return self.user_after_user
         return message.role != "tool" or self.user_after_tool

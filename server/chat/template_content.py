@@ -21,7 +21,6 @@ def template_content(message: LoggedMessage) -> Content:
 
 
 def surround(before: str, content: Content, behind: str) -> Content:
-    """A content between two texts."""
     return append(append(before, "", content), "", behind)
 
 
@@ -46,7 +45,6 @@ def parts_of(content: Content) -> list[dict[str, Any]]:
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text as a part."""
     return {"type": "text", "text": text}
 
 

@@ -77,7 +77,6 @@ def base_url(url: str) -> str:
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
-    """The header that presents a key."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 

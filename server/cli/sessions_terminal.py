@@ -73,7 +73,6 @@ def pairs(given: Iterable[str], flag: str) -> dict[str, str]:
 
 
 def list_sessions(remote: RemoteServer, given: Answer) -> Answer:
-    """See the verb."""
     names = ("limit", "after", "order", "prefix", "used_after", "used_before")
     metadata: Answer = {f"metadata[{key}]": value for key, value in pairs(given["metadata"], "--metadata").items()}
     return remote.ask("GET", parameters={**{name: given[name] for name in names}, **metadata})
@@ -98,7 +97,6 @@ def create(remote: RemoteServer, given: Answer) -> Answer:
 
 
 def regenerate(remote: RemoteServer, given: Answer) -> Answer:
-    """See the verb."""
     body = {name: given[name] for name in ("temperature", "max_tokens", "seed")}
     return remote.ask("POST", f"{at(given)}/regenerate", body)
 
@@ -201,7 +199,6 @@ def list_answer(answer: Answer) -> Iterable[str]:
 
 
 def list_calls(message: Answer) -> str:
-    """The calls of a message, a line each."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     return "".join(f"\n    {function['name']}({function['arguments']})" for function in functions)
 

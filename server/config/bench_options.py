@@ -105,10 +105,8 @@ class BenchConfig(BaseSettings):
 
     @property
     def subject(self) -> str:
-        """What is measured: a URL or a model."""
         return self.url or self.target
 
     @property
     def is_url(self) -> bool:
-        """Whether a running server is measured."""
         return self.subject.startswith(("http://", "https://"))

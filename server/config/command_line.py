@@ -217,13 +217,11 @@ def _add(parser: argparse._ActionsContainer, config: type[BaseSettings], name: s
 
 
 def flag(name: str, field: FieldInfo | None = None) -> str:
-    """The flag of a field."""
     extra: Any = (field.json_schema_extra if field is not None else None) or {}
     return str(extra.get("flag", "--" + name.replace("_", "-")))
 
 
 def environment_variable(config: type[BaseSettings], name: str) -> str:
-    """The environment variable of a field."""
     return f"{config.model_config['env_prefix']}{name}".upper()
 
 

@@ -350,12 +350,10 @@ class ServeConfig(BaseSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether clients need a key."""
         return bool(self.api_key) or self.key_file is not None
 
     @property
     def name(self) -> str:
-        """The model's name in the API."""
         if self.served_model_name is not None:
             return self.served_model_name
         return Path(self.model).name if os.path.isabs(self.model) else self.model

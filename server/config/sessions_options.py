@@ -31,7 +31,6 @@ class Argument:
     optional: bool = False
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """As argparse has it."""
         options: dict[str, Any] = {"help": self.help}
         if self.metavar is None:
             options["action"] = "store_true"

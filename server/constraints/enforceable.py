@@ -212,12 +212,10 @@ def pattern_of(names: Schema) -> str | None:
 
 
 def number(node: Schema, key: str, otherwise: int) -> int:
-    """A count of a schema's."""
     value = node.get(key, otherwise)
     return int(value) if isinstance(value, int | float) else otherwise
 
 
 def kinds_of(node: Schema) -> set[str]:
-    """The types that a schema names."""
     kinds = node.get("type")
     return {kinds} if isinstance(kinds, str) else {kind for kind in kinds or [] if isinstance(kind, str)}

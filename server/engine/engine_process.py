@@ -130,59 +130,46 @@ class EngineProcess:
         return self._turns.add(request)
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """See ``Engine``."""
         return self._turns.turns_away(tenant, self.stats.waiting)
 
     def reading(self, tenant: str) -> RequestReading:
-        """See ``Engine``."""
         return self._turns.reading(tenant)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
-        """See ``Engine``."""
         if self._link is not None and self.facts is not None:
             self._link.send_later(Forget(tenant, session, life))
 
     def cancel(self, tenant: str, session: str) -> bool:
-        """See ``Engine``."""
         return self._turns.cancel(tenant, session)
 
     def end(self, tenant: str, session: str, failure: Exception) -> None:
-        """See ``Engine``."""
         self._turns.end(tenant, session, failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
-        """See ``Engine``."""
         if self._link is not None and self.facts is not None:
             self._link.send_later(Pin(tenant, session, until))
 
     def await_tools(self, turn: str, tools: Sequence[str]) -> None:
-        """See ``Engine``."""
         if self._link is not None and self.facts is not None:
             self._link.send_later(AwaitTools(turn, tuple(tools)))
 
     def warm(self, announced: Warm) -> None:
-        """See ``Engine``."""
         if self._link is not None and self.facts is not None:
             self._link.send_later(announced)
 
     async def inspect(self, tenant: str, session: str) -> Inspected:
-        """See ``Engine``."""
         return await self._ask(Inspect(uuid.uuid4().hex, tenant, session), Inspected)
 
     async def expand(self, tenant: str, media: Sequence[MediaItem]) -> Expanded:
-        """See ``Engine``."""
         return await self._ask(Expand(uuid.uuid4().hex, tenant, tuple(media)), Expanded)
 
     async def transcribe(self, window: Transcribe) -> Transcribed:
-        """See ``Engine``."""
         return await self._ask(window, Transcribed)
 
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
-        """See ``Engine``."""
         return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder, token_ids), Exported)
 
     async def import_(self, tenant: str, session: str, folder: str) -> Imported:
-        """See ``Engine``."""
         return await self._ask(Import(uuid.uuid4().hex, tenant, session, folder), Imported)
 
     async def pool(self, tenant: str, inputs: Sequence[PoolInput], spare: bool = False) -> Pooled:
@@ -192,14 +179,12 @@ class EngineProcess:
         return await self._pooling.ask(tenant, inputs, spare, lambda question: self._ask(question, Pooled))
 
     async def load_adapter(self, name: str, folder: str) -> AdapterLoaded:
-        """See ``LoadableEngine``."""
         answer = await self._ask(LoadAdapter(uuid.uuid4().hex, name, folder), AdapterLoaded)
         if answer.facts is not None:
             self._config = self._config.with_adapter(AdapterSource(name, folder, needed=False))
         return answer
 
     def unload_adapter(self, name: str) -> None:
-        """See ``LoadableEngine``."""
         self._config = self._config.without_adapter(name)
         if self._link is not None and self.facts is not None:
             self._link.send_later(UnloadAdapter(name))
@@ -218,7 +203,6 @@ class EngineProcess:
 
     @property
     def running(self) -> int:
-        """Turns that have not ended."""
         return len(self._turns)
 
     @property

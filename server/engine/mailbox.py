@@ -85,7 +85,6 @@ class Mailbox:
     # --- the side of the response -------------------------------------------------------------------------
 
     def take(self) -> Delta | None:
-        """See ``TurnStream``."""
         if self._packed:
             piece = self._packed.pop(0)
             self._packed_bytes -= len(piece)
@@ -101,7 +100,6 @@ class Mailbox:
         return delta
 
     def stop(self) -> bool:
-        """See ``TurnStream``."""
         if self.released or self._closed:
             return False
         self.stopped = True
@@ -109,7 +107,6 @@ class Mailbox:
         return True
 
     def cancel(self) -> None:
-        """See ``TurnStream``."""
         if not self.released and not self._closed:
             self._cancel(self.name)
         self.released = True

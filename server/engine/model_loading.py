@@ -43,15 +43,12 @@ class ModelLoading:
         return max(1, math.ceil(self._seconds))
 
     def allow(self) -> None:
-        """Let engines load from now on."""
         self._allowed.set()
 
     async def wait_allowed(self) -> None:
-        """Wait for ``allow``."""
         await self._allowed.wait()
 
     def begin(self) -> None:
-        """An engine process is started."""
         self.failure = None
         self._started = time.monotonic()
 

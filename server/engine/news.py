@@ -27,7 +27,6 @@ class News:
             self._waiter.set_result(None)
 
     def clear(self) -> None:
-        """Wait again."""
         self._heard = False
 
     async def wait(self) -> None:

@@ -26,7 +26,6 @@ class WaitingTurns:
 
     @property
     def reading(self) -> int:
-        """How many requests are being read."""
         return len(self._read)
 
     def read(self, name: str, tenant: str) -> None:
@@ -35,7 +34,6 @@ class WaitingTurns:
         self.add(name, tenant)
 
     def add(self, turn: str, tenant: str) -> None:
-        """Count a turn that was sent."""
         self._tenants[turn] = tenant
         self._lines[tenant] += 1
 

@@ -202,5 +202,4 @@ async def read_bytes(request: Request, size: int | None, held: AsyncExitStack) -
 
 
 def request_too_large() -> ApiError:
-    """413."""
     return ApiError(413, f"The body is larger than {MAX_BYTES} bytes.", code="request_too_large")

@@ -80,7 +80,6 @@ def read_recording(data: bytes, start: int) -> list[bytes]:
 
 
 def pack_events(events: Sequence[bytes]) -> bytes:
-    """Events as one compressed chunk."""
     data = zlib.compress(b"".join(events))
     return HEAD.pack(len(events), len(data)) + data
 
@@ -92,5 +91,4 @@ def unpack_events(data: bytes) -> tuple[int, list[bytes]]:
 
 
 def split_events(data: bytes) -> list[bytes]:
-    """The events in concatenated bytes."""
     return [event + END for event in data.split(END)[:-1]]

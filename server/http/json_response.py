@@ -14,5 +14,4 @@ encoder = msgspec.json.Encoder()
 def json_response(
     answer: msgspec.Struct | Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """``answer`` as the body of a response with this status and these headers."""
     return Response(encoder.encode(answer), status, headers, media_type="application/json")

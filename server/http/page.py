@@ -69,7 +69,6 @@ class Asset:
 
     @cached_property
     def body(self) -> bytes:
-        """The bytes that are sent."""
         return self._make()
 
     @cached_property
@@ -79,7 +78,6 @@ class Asset:
 
     @cached_property
     def digest(self) -> str:
-        """Of the bytes, for ETags."""
         return hashlib.sha256(self.body).hexdigest()[:24]
 
     def answer(self, headers: Mapping[str, str], *, lasting: bool = False) -> Response:
@@ -102,7 +100,6 @@ def styles_of(path: Path) -> bytes:
 
 
 def script_of(path: Path) -> str:
-    """The name of a document's module."""
     found = SCRIPT.search(path.read_text())
     assert found is not None, path
     return found[1]

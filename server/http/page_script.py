@@ -18,7 +18,6 @@ EXPORT = re.compile(r"^export (?:\{([^}]*)\};|(?=(?:async function\*?|function|c
 
 @cache
 def source(name: str) -> str:
-    """The text of a module."""
     return (FOLDER / name).read_text()
 
 

@@ -45,7 +45,6 @@ class Branch:
 
     @property
     def rendering(self) -> Rendering:
-        """The rendering in force at its end."""
         return rendering_in_force(self.past.messages)
 
 

@@ -36,7 +36,6 @@ class StoredChat:
 
     @classmethod
     def of(cls, stored: StoredResponse) -> StoredChat:
-        """The stored chat in a row."""
         return cls(json.loads(stored.body), json.loads(stored.inputs))
 
 
@@ -80,8 +79,6 @@ class ChatLog:
         self._thread = thread
 
     async def get(self, tenant: str, id: str) -> StoredChat | None:
-        """A chat; None if it is unknown."""
-
         def work(connection: sql.Connection) -> StoredChat | None:
             found = find_chat(connection, tenant, id)
             return None if found is None else StoredChat.of(found[1])

@@ -22,7 +22,6 @@ class Claims:
         self._awaited: Counter[Key] = Counter()
 
     def claimed_keys(self) -> frozenset[Key]:
-        """The sessions that are claimed now."""
         return frozenset(self._held)
 
     def end_of(self, key: Key) -> asyncio.Event | None:

@@ -113,7 +113,6 @@ class Database:
             raise self._trouble(error, "cannot be opened") from error
 
     def close(self) -> None:
-        """Close every connection."""
         self._engine.dispose()
 
     def read(self, work: Callable[[sql.Connection], T]) -> T:

@@ -106,7 +106,6 @@ def find_by_names(connection: sql.Connection, tenant: str, names: Sequence[str],
 
 
 def conditions(connection: sql.Connection, chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
-    """The filter as SQL conditions."""
     found: list[sql.ColumnElement[bool]] = []
     for key, value in chosen.metadata.items():
         pair = label(key, value)

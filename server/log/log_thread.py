@@ -25,7 +25,6 @@ class LogThread:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run blocking ``work``; its result."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, work))
 
     async def read(self, work: Callable[[sql.Connection], T]) -> T:

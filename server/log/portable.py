@@ -63,13 +63,11 @@ class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def media(self) -> list[PlacedMedia]:
-        """The media of all messages."""
         messages = [*(message for turn in self.turns for message in turn.messages), *self.rest]
         return [one for message in messages for one in message.media]
 
     @property
     def digests(self) -> set[str]:
-        """The digests of the media."""
         return {one.digest for one in self.media}
 
 

@@ -37,12 +37,10 @@ _quota: ContextVar[Quota] = ContextVar("quota", default=NO_QUOTA)
 
 
 def begin_quota(quota: Quota) -> None:
-    """Set the quota of this task's request."""
     _quota.set(quota)
 
 
 def current_quota() -> Quota:
-    """The quota of this task's request."""
     return _quota.get()
 
 
@@ -81,7 +79,6 @@ class Holdings:
             raise QuotaReached(f"{quota.bytes} bytes")
 
     async def sessions(self, tenant: str) -> int:
-        """How many sessions the tenant has."""
         count = sql.select(sql.func.count()).select_from(sessions)
         query = count.where(sessions.c.tenant == tenant, is_unexpired(time.time()))
         return int(await self._thread.read(lambda connection: connection.execute(query).scalar_one()))

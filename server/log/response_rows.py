@@ -223,8 +223,6 @@ class ResponseLog:
         return await self._thread.write(work)
 
     async def count(self, tenant: str, session: str) -> int:
-        """How many responses a session has."""
-
         def work(connection: sql.Connection) -> int:
             row = find_session(connection, tenant, session, time.time())
             return 0 if row is None else count(connection, row)
@@ -251,7 +249,6 @@ class ResponseLog:
 
 
 def count(connection: sql.Connection, session: SessionRow) -> int:
-    """How many responses a session has."""
     query = sql.select(sql.func.count()).select_from(responses).where(responses.c.session_id == session.id)
     return int(connection.execute(query).scalar_one())
 

@@ -51,7 +51,6 @@ def require_session(row: SessionRow | None) -> SessionRow:
 
 
 def is_expired(row: SessionRow, now: float) -> bool:
-    """Whether the session is past its TTL."""
     return row.expires is not None and row.expires <= int(now)
 
 

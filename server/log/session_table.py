@@ -334,7 +334,6 @@ class SessionTable(SessionReader):
         return row
 
     async def _write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
-        """Run a write of a session."""
         return await self._thread.run(lambda: self._run_write(tenant, session, work))
 
     def _run_write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:

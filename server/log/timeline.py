@@ -261,7 +261,6 @@ class Timeline:
         return self.turns[-1].messages if self.turns else 0
 
     def apply(self, row: Row) -> None:
-        """Apply the next row."""
         del self.turns[row.keep_turns :]
         del self.tokens[row.keep_tokens :]
         del self.messages[row.keep_messages :]

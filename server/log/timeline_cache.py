@@ -28,7 +28,6 @@ class CachedTimeline:
     size: int = 0
 
     def apply(self, row: Row, columns: Mapping[str, Any]) -> None:
-        """Apply the next row."""
         self.timeline.apply(row)
         self.size += len(columns["tokens"]) + len(columns["messages"]) + len(columns["receipt"] or "")
 
@@ -61,7 +60,6 @@ class TimelineCache:
         return cached
 
     def forget(self, key: Key) -> None:
-        """Drop the cached timeline of a session."""
         self._timelines.pop(key, None)
 
     def _too_much(self) -> bool:

@@ -53,7 +53,6 @@ class DecodingProcess:
         return decoded
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):

@@ -61,7 +61,6 @@ class Fetcher:
         raise MediaRefused(f"is redirected more than {MAX_HOPS - 1} times")
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 

@@ -29,5 +29,4 @@ class MediaRefused(Exception):
 
 
 def too_large() -> MediaRefused:
-    """The refusal of too many bytes."""
     return MediaRefused(f"is larger than {MAX_BYTES} bytes")

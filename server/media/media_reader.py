@@ -202,5 +202,4 @@ class MediaReader:
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of bytes, as ``Media`` has it."""
     return hashlib.sha256(data).hexdigest()

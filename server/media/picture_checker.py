@@ -30,5 +30,4 @@ class PictureChecker:
         return CheckedPicture(int(str(told["width"])), int(str(told["height"])), reduced)
 
     async def close(self) -> None:
-        """End the process."""
         await self._process.close()

@@ -36,5 +36,4 @@ class SoundDecoder:
         return DecodedSound(float(str(told["seconds"])), str(told["format"]), samples)
 
     async def close(self) -> None:
-        """End the process."""
         await self._process.close()

@@ -38,5 +38,4 @@ class SoundReader:
             self._in_hand -= len(sound.samples)
 
     async def close(self) -> None:
-        """End the process that decodes."""
         await self._decoder.close()

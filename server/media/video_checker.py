@@ -27,7 +27,6 @@ class VideoChecker:
         return int(str(told["width"])), int(str(told["height"]))
 
     async def close(self) -> None:
-        """End the process."""
         await self._process.close()
 
     async def _check_frames(self, data: bytes) -> tuple[int, int]:

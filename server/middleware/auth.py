@@ -100,7 +100,6 @@ def access_of(entry: KeyEntry) -> KeyAccess:
 
 
 def digest(key: bytes) -> bytes:
-    """SHA-256."""
     return hashlib.sha256(key).digest()
 
 

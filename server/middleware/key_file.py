@@ -62,7 +62,6 @@ class KeyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def id_of(sha256: str) -> str:
-    """The id of a key with this digest."""
     return sha256[:ID_DIGITS]
 
 

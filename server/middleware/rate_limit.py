@@ -28,7 +28,6 @@ class Bucket:
         self._at = self.clock()
 
     def left(self) -> float:
-        """What is left now."""
         now = self.clock()
         self._left = min(float(self.limit), self._left + (now - self._at) * self.limit / MINUTE)
         self._at = now

@@ -59,22 +59,18 @@ class EngineGroup:
         return self._ready()[0].reading(tenant)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
-        """See ``Engine``."""
         for engine in self._engines():
             engine.forget(tenant, session, life)
 
     def cancel(self, tenant: str, session: str) -> bool:
-        """See ``Engine``."""
         cancelled = [engine.cancel(tenant, session) for engine in self._engines()]
         return any(cancelled)
 
     def end(self, tenant: str, session: str, failure: Exception) -> None:
-        """See ``Engine``."""
         for engine in self._engines():
             engine.end(tenant, session, failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
-        """See ``Engine``."""
         for engine in self._engines():
             engine.pin(tenant, session, until)
 
@@ -84,7 +80,6 @@ class EngineGroup:
             engine.await_tools(turn, tools)
 
     def warm(self, announced: Warm) -> None:
-        """See ``Engine``."""
         for engine in self._engines():
             engine.warm(announced)
 

@@ -151,7 +151,6 @@ class OfferedModel:
 
     @property
     def status(self) -> Status:
-        """What it is doing."""
         if self.is_loaded:
             return "loaded" if self.stays.is_set() else "unloading"
         return "unloaded" if self.loading is None and self.engine is None else "loading"

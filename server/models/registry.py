@@ -118,7 +118,6 @@ class ModelRegistry:
         return next(suited, (offered or adapters)[0])
 
     def has(self, name: str) -> bool:
-        """Whether a model or an adapter has this name."""
         return name in self._by_name or any(name in model.adapters for model in self.models)
 
     def _names(self, allowed: frozenset[str] | None) -> str:
@@ -382,7 +381,6 @@ def allowed_models(connection: HTTPConnection) -> frozenset[str] | None:
 
 
 def registry_of(connection: HTTPConnection) -> ModelRegistry:
-    """The app's ModelRegistry."""
     registry: ModelRegistry = connection.app.state.models
     return registry
 

@@ -25,11 +25,9 @@ class ModelRoom:
         self._kv_bytes = kv_bytes
 
     def ever_fits(self, model: OfferedModel) -> bool:
-        """Whether a model fits alone."""
         return self._fits([model])
 
     def fits(self, model: OfferedModel, loaded: Iterable[OfferedModel]) -> bool:
-        """Whether a model fits beside those that are loaded."""
         return self._fits([model, *loaded])
 
     def _fits(self, models: list[OfferedModel]) -> bool:

@@ -48,7 +48,6 @@ def read_json(text: str) -> Any:
 
 
 def arguments_with(input: str) -> str:
-    """The arguments of a call with this input."""
     return json.dumps({"input": input}, ensure_ascii=False)
 
 

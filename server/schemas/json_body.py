@@ -108,5 +108,4 @@ def too_many(body: object) -> ApiError:
 
 
 def too_deep() -> ApiError:
-    """400."""
     return bad_request(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")

@@ -244,7 +244,6 @@ class BareImage(MediaPart):
 
 
 def file_source(param: str, data: str) -> MediaSource:
-    """The source of a file that is in the request."""
     return (
         MediaSource("image", param, url=data) if data.startswith("data:") else MediaSource("image", param, base64=data)
     )

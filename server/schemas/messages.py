@@ -61,7 +61,6 @@ class TextPart(Strict):
 
     @property
     def plain(self) -> str:
-        """The text."""
         return self.text or self.refusal or ""
 
 
@@ -85,7 +84,6 @@ def plain_content(content: str | list[TextPart | Media]) -> tuple[str, list[Plac
 
 
 def kind_of_call(value: object) -> str:
-    """Which form of a call this is."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return "<custom>" if kind == "custom" else "<function>"
 
@@ -132,7 +130,6 @@ class SentCall(Strict):
     cache_control: dict[str, Any] | None = None
 
     def plain(self) -> LoggedCall:
-        """The logged call."""
         return LoggedCall(self.id, self.type, LoggedFunction(self.function.name, self.function.arguments))
 
 
@@ -217,7 +214,6 @@ class ChatMessageParam(Strict):
         return next((text for field in THOUGHTS if (text := getattr(self, field))), "")
 
     def plain(self) -> LoggedMessage:
-        """The logged message."""
         content, media = plain_content(self.content or "")
         texts = [content, self.refusal or ""]
         return LoggedMessage(

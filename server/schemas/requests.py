@@ -370,7 +370,6 @@ class ChatRequest(ReplyRequest):
         return self.continue_final_message or self.messages[-1].prefix
 
     def plain_messages(self) -> list[LoggedMessage]:
-        """The logged messages."""
         return [message.plain() for message in self.messages]
 
     @property

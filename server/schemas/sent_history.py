@@ -65,5 +65,4 @@ def with_ids(message: dict[str, Any], number: int) -> tuple[dict[str, Any], list
 
 
 def is_unnamed(call: object) -> bool:
-    """Whether a call's id is empty."""
     return isinstance(call, dict) and call.get("id") == ""

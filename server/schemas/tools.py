@@ -68,7 +68,6 @@ class Tool(OfFunctions):
 
     @property
     def name(self) -> str:
-        """The function's name."""
         return self.function.name
 
     def plain(self) -> dict[str, Any]:
@@ -125,7 +124,6 @@ class CustomTool(Strict):
 
     @property
     def name(self) -> str:
-        """The tool's name."""
         return self.custom.name
 
     def plain(self) -> dict[str, Any]:
@@ -188,7 +186,6 @@ class NamedTool(OfFunctions):
 
     @property
     def name(self) -> str:
-        """The function's name."""
         return self.function.name
 
 
@@ -200,7 +197,6 @@ class NamedCustom(Strict):
 
     @property
     def name(self) -> str:
-        """The tool's name."""
         return self.custom.name
 
 

@@ -71,7 +71,6 @@ class TokenOptions:
 
     @classmethod
     def of(cls, body: VendorFields, logprobs: int | None) -> TokenOptions:
-        """The options of a request; ``logprobs``: of its reply's tokens."""
         return cls(logprobs, body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs)
 
     def name(self, token: int, text: str) -> str:
@@ -79,7 +78,6 @@ class TokenOptions:
         return f"token_id:{token}" if self.as_ids else text
 
     def select_ids(self, ids: Sequence[int]) -> list[int] | UnsetType:
-        """Token ids, if the request asks for them."""
         return [*ids] if self.ids else UNSET
 
     def of_prompt(self, entries: Sequence[TokenLogprob]) -> PromptLogprobs | UnsetType:

@@ -35,7 +35,6 @@ class EngineCounts:
         self._last = 0
 
     def total(self, field: str) -> float:
-        """The sum of a counter of ``Stats``."""
         now: float = getattr(self.stats, field)
         return self._before[field] + now
 
@@ -45,7 +44,6 @@ class EngineCounts:
         return self._before_by[field, key] + now.get(key, 0)
 
     def evictions(self, tier: Tier) -> float:
-        """Sessions that were evicted from a tier."""
         return self._before_by["tiers", tier] + self.stats.tier(tier).evictions
 
     def _keep(self) -> None:

@@ -49,7 +49,6 @@ class Labelled(Collector):
 
 
 def label(sample: Sample, model: str) -> Sample:
-    """The sample with its model's name."""
     if any(name in sample.labels for name in MODEL):
         return sample
     return sample._replace(labels={"model": model, **sample.labels})

@@ -25,7 +25,6 @@ class Counter:
             self._values[()] = 0.0
 
     def add(self, amount: float, *labels: str) -> None:
-        """Increase the counter."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def family(self) -> CounterMetricFamily:

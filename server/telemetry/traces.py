@@ -127,5 +127,4 @@ def end_span(span: Span, told: Mapping[str, Value | None], error: str | None) ->
 
 
 def known_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
-    """The attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}

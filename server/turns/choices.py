@@ -42,7 +42,6 @@ class Choices:
 
     @property
     def receipts(self) -> list[Receipt | None]:
-        """The engine's receipt for each prompt; None until its turn is admitted."""
         return [stream.receipt for stream in self._streams]
 
     async def wait_until_admitted(self) -> None:

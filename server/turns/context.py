@@ -145,5 +145,4 @@ def model_not_found(param: str | None, served: str) -> ApiError:
 
 
 def headers_of(session: Session | None) -> dict[str, str]:
-    """The response headers that name the session."""
     return {} if session is None else {"x-session-id": session.name}

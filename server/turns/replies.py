@@ -66,7 +66,6 @@ class UsageOptions:
 
     @classmethod
     def of(cls, body: GenerationRequest) -> UsageOptions:
-        """What a request asked for."""
         options = body.stream_options
         everywhere = options is not None and options.continuous_usage_stats
         at_end = everywhere or (options is not None and options.include_usage)

@@ -22,5 +22,4 @@ class SideCalls:
             self._counts.popitem(last=False)
 
     def beside(self, tenant: str, line: str) -> int:
-        """How many were counted for the hint of a line."""
         return self._counts.get((tenant, line.rpartition("-")[0]), 0)

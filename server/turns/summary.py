@@ -30,7 +30,6 @@ SHORTEST = 256  # tokens that there is room for at least, or as many as a summar
 
 
 def longest_summary(facts: ModelFacts) -> int:
-    """The most tokens of a summary."""
     return max(1, min(LONGEST, facts.max_context // SHARE))
 
 

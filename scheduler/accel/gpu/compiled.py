@@ -89,7 +89,6 @@ class CompiledLayers:
         return next((code.refused for code in self._codes.values() if code.refused is not None), "")
 
     def install(self) -> None:
-        """From here on the modules run compiled."""
         for module in self._modules:
             module.forward = partial(self._run, module)
 

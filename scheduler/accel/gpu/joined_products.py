@@ -113,7 +113,6 @@ class _Product(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Node, ...]:
-        """The weight and the bias."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 

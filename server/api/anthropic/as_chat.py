@@ -209,7 +209,6 @@ def tool_changes(messages: Sequence[dict[str, Any]], tools: Sequence[AnthropicTo
 
 
 def text_of(texts: str | Sequence[TextBlockParam]) -> str:
-    """The text of a string or of text blocks."""
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 
@@ -235,7 +234,6 @@ def check_results(request: PromptRequest) -> None:
 
 
 def tool_of(tool: AnthropicTool) -> dict[str, Any]:
-    """A tool as a function."""
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:
         function["description"] = tool.description
@@ -243,7 +241,6 @@ def tool_of(tool: AnthropicTool) -> dict[str, Any]:
 
 
 def choice_of(choice: ToolChoice) -> dict[str, Any]:
-    """The chat's ``tool_choice``."""
     named = {"type": "function", "function": {"name": choice.name}}
     made: dict[str, Any] = {"tool_choice": named if choice.type == "tool" else CHOICES[choice.type]}
     if choice.disable_parallel_tool_use:

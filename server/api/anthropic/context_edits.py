@@ -137,7 +137,6 @@ def is_due(edit: ToolUsesEdit, messages: Sequence[Any], tokens: int, cleared: in
 
 
 def uses_in(messages: Sequence[Any]) -> list[ToolUseBlockParam]:
-    """The tool uses of a history, in their order."""
     return [block for message in messages for block in message.blocks if isinstance(block, ToolUseBlockParam)]
 
 
@@ -160,7 +159,6 @@ def clear_uses(messages: Sequence[Message], edit: ToolUsesEdit) -> tuple[list[Me
 
 
 def clears_input(name: str, edit: ToolUsesEdit) -> bool:
-    """Whether the input of a tool's uses is cleared too."""
     chosen: bool | Collection[str] = edit.clear_tool_inputs
     return chosen if isinstance(chosen, bool) else name in chosen
 
@@ -179,12 +177,10 @@ def clear_thinking(messages: Sequence[Message], edit: ThinkingEdit) -> tuple[lis
 
 
 def is_thinking(block: object) -> bool:
-    """Whether a block is reasoning."""
     return isinstance(block, ThinkingBlockParam)
 
 
 def with_blocks(message: Message, blocks: Sequence[Any]) -> Message:
-    """A message with other blocks."""
     same = len(blocks) == len(message.blocks) and all(
         one is other for one, other in zip(blocks, message.blocks, strict=True)
     )

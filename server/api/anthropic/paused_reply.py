@@ -43,6 +43,5 @@ def paused_response(message: objects.Message, *, stream: bool) -> Response:
 
 
 async def iterate(events: Sequence[msgspec.Struct]) -> AsyncGenerator[bytes]:
-    """The events of a stream."""
     for event in events:
         yield named_event(event)

@@ -88,7 +88,6 @@ def since_its_compaction(body: Body) -> Body:
 
 
 def diagnosis_of(body: MessagesRequest, request: Request) -> Diagnosis | None:
-    """The diagnosis that the request asks for, if it does."""
     if body.diagnostics is None:
         return None
     digest = RequestDigest.of(body, folds=BILLING_LINE in context_of(request).tokens.rules)

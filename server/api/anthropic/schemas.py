@@ -46,7 +46,6 @@ class AnthropicMessageParam(Strict):
 
     @property
     def blocks(self) -> Sequence[AnyBlock]:
-        """The content as a list of blocks."""
         return [TextBlockParam(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
@@ -199,7 +198,6 @@ class PromptRequest(Strict):
 
     @property
     def begins_reply(self) -> bool:
-        """Whether the last message is the beginning of the reply."""
         last = self.messages[-1]
         return last.role == "assistant" and any(not isinstance(block, CompactionBlockParam) for block in last.blocks)
 

@@ -81,5 +81,4 @@ def as_fields(values: list[tuple[str, bytearray]]) -> dict[str, object]:
 
 
 def too_large() -> ApiError:
-    """413."""
     return ApiError(413, f"The file is larger than {MAX_FILE} bytes.", param="file", code="request_too_large")

@@ -47,7 +47,6 @@ class SpokenSegment(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, number: int, part: SpokenPart) -> SpokenSegment:
-        """Segment ``number`` of an answer."""
         ratio = compression(part.text.encode())
         times = round(part.start, 3), round(part.end, 3)
         figures = round(part.logprob, 4), round(ratio, 4), round(part.no_speech, 4)

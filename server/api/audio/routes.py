@@ -95,7 +95,6 @@ async def answer(request: Request, schema: type[F]) -> Response:
 
 
 async def all_parts(listening: Listening) -> list[SpokenPart]:
-    """The parts of all windows."""
     return [part async for parts in listening.windows() for part in parts]
 
 

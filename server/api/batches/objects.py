@@ -30,7 +30,6 @@ class FileObject(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, file: StoredFile) -> FileObject:
-        """The object of a file."""
         return cls(file.id, file.bytes, file.created_at, file.filename, file.purpose, file.expires_at)
 
 
@@ -83,7 +82,6 @@ class BatchObject(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, record: BatchRecord) -> BatchObject:
-        """The object of a batch."""
         times = record.times
         return cls(
             record.id,

@@ -58,11 +58,9 @@ class ListBatches(Query):
 
 
 def runner_of(request: Request) -> BatchRunner:
-    """The app's BatchRunner."""
     runner: BatchRunner = request.app.state.batches
     return runner
 
 
 def files_of(request: Request) -> TenantFiles:
-    """The app's files."""
     return runner_of(request).files

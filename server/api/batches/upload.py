@@ -102,5 +102,4 @@ def as_object(fields: dict[str, bytearray]) -> dict[str, object]:
 
 
 def too_large() -> ApiError:
-    """413."""
     return ApiError(413, f"The file is larger than {MOST_BYTES} bytes.", param="file", code="request_too_large")

@@ -74,7 +74,6 @@ def shorten(vectors: Vectors, dimensions: int | None, facts: PoolingFacts) -> Ve
 
 
 def write(vector: Vectors, encoding: str) -> list[float] | str:
-    """A vector as JSON has it."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()

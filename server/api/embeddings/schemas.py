@@ -35,7 +35,6 @@ def embedded(value: object) -> list[str] | list[list[int]]:
 
 
 def is_token_id(value: object) -> bool:
-    """Whether a value can be the id of a token."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
 
 
@@ -167,7 +166,6 @@ class RerankRequest(Pooling):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The query with each document."""
         return [(self.query, text) for text in self.documents]
 
 
@@ -198,6 +196,5 @@ class ScoreRequest(Pooling):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """What is scored."""
         first, second = self._sides
         return [*zip(first * len(second) if len(first) == 1 else first, second, strict=True)]

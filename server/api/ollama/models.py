@@ -118,7 +118,6 @@ def family_of(facts: ModelFacts) -> str:
 
 
 def details_of(facts: ModelFacts) -> Details:
-    """The model in short."""
     family = family_of(facts)
     return Details("safetensors", family, [family], parameter_size(facts.parameters), facts.dtype)
 

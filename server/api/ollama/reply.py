@@ -157,7 +157,6 @@ def tool_calls(calls: Iterable[ParsedCall]) -> list[OllamaToolCall]:
 
 
 def logprob_of(entry: TokenLogprob) -> Logprob:
-    """The log-probability of a token, with its alternatives."""
     top = [Logprob(text, max(value, FLOOR), list(raw)) for _, text, raw, value in entry.top]
     own = FLOOR if entry.logprob is None else max(entry.logprob, FLOOR)
     return Logprob(entry.text, own, list(entry.data), top or UNSET)

@@ -81,7 +81,6 @@ def is_anthropic(request: Request) -> bool:
 
 
 def anthropic_model(model: OfferedModel, name: str, created: int) -> dict[str, Any]:
-    """Anthropic's model object. ``created`` is in Unix seconds."""
     facts = model.ready_facts
     limits = {} if facts is None else {"max_input_tokens": facts.max_context, "max_tokens": facts.max_context}
     return {"type": "model", "id": name, "display_name": name, "created_at": timestamp(created), **limits}

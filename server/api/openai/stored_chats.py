@@ -62,7 +62,6 @@ class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.com
 
 
 def page(data: Sequence[dict[str, Any]], more: bool) -> ChatPage:
-    """A page of objects with ids."""
     return ChatPage([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
 
 

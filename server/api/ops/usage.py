@@ -54,7 +54,6 @@ class UsageQuery(query.Query):
 
     @property
     def days(self) -> tuple[datetime.date, datetime.date]:
-        """The first and the last day."""
         last = day_of(self.last or today())
         if self.first is not None:
             return day_of(self.first), last
@@ -117,7 +116,6 @@ async def usage(query: Annotated[UsageQuery, Query()], request: Request) -> Resp
 
 
 def day_object(place: DayOfKey, spent: Spent) -> UsageDay:
-    """The object of one key's day."""
     return UsageDay(*round_seconds(spent), day=place.day, key=place.key or None)
 
 

@@ -154,6 +154,5 @@ class BackgroundResponses:
 
 
 def background_of(request: Request) -> BackgroundResponses:
-    """The app's BackgroundResponses."""
     background: BackgroundResponses = request.app.state.background
     return background

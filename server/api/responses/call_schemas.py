@@ -59,7 +59,6 @@ class InputCall(ItemParam):
     namespace: Name | None = None
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         space = self.namespace or UNSET
         return CallItem(new_id("fc", session), self.call_id, self.name, self.arguments, namespace=space)
 
@@ -75,7 +74,6 @@ class InputCustomCall(ItemParam):
     namespace: Name | None = None
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         space = self.namespace or UNSET
         return CustomCallItem(new_id("ctc", session), self.call_id, self.name, self.input, namespace=space)
 
@@ -89,7 +87,6 @@ class InputSearchCall(ItemParam):
     arguments: object = None
 
     def to_item(self, session: str | None) -> Item | None:
-        """The item that it becomes."""
         if self.call_id is None:
             return None
         return SearchCallItem(new_id("tsc", session), self.call_id, self.arguments)
@@ -121,7 +118,6 @@ class InputShellCall(ItemParam):
         return self
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         action = shell_action(self.action.model_dump())
         return ShellCallItem(new_id("lsh", session), self.call_id or self.id or "", action)
 
@@ -137,7 +133,6 @@ class OutputParam(ItemParam):
 
     @property
     def given(self) -> str | list[InputPart]:
-        """The output as an item has it."""
         return self.output if isinstance(self.output, str) else [*map(input_part, pieces(self.output))]
 
 
@@ -147,7 +142,6 @@ class InputCallOutput(OutputParam):
     type: Literal["function_call_output"]
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         return CallOutputItem(new_id("fco", session), self.call_id, self.given)
 
 
@@ -157,7 +151,6 @@ class InputCustomOutput(OutputParam):
     type: Literal["custom_tool_call_output"]
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         return CustomOutputItem(new_id("ctco", session), self.call_id, self.given)
 
 
@@ -170,13 +163,11 @@ class InputShellOutput(ItemParam):
 
     @model_validator(mode="after")
     def names_its_call(self) -> Self:
-        """By either field."""
         if self.call_id is None and self.id is None:
             raise missing_field_error("call_id")
         return self
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         return ShellOutputItem(new_id("lsho", session), self.call_id or self.id or "", self.output)
 
 
@@ -198,7 +189,6 @@ class NewTools(ItemParam):
 
     @property
     def sent(self) -> list[Any]:
-        """The tools as an item has them."""
         return tool_objects(self.tools)
 
 
@@ -210,7 +200,6 @@ class InputSearchOutput(NewTools):
     execution: Execution | None = None
 
     def to_item(self, session: str | None) -> Item | None:
-        """The item that it becomes."""
         if self.call_id is None:
             return AddedToolsItem(new_id("at", session), self.sent)
         return SearchOutputItem(new_id("tso", session), self.call_id, self.sent)
@@ -223,5 +212,4 @@ class InputAddedTools(NewTools):
     role: Literal["developer"] = "developer"
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         return AddedToolsItem(new_id("at", session), self.sent)

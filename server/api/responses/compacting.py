@@ -57,7 +57,6 @@ class SummaryInput(ResponseRequest):
 
     @classmethod
     def of(cls, body: InputRequest) -> SummaryInput:
-        """That of a request."""
         return cls.model_construct(**{name: getattr(body, name) for name in type(body).model_fields})
 
     @property

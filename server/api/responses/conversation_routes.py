@@ -160,5 +160,4 @@ def check_room(context: ServerContext, messages: list[LoggedMessage]) -> None:
 
 
 def conversation_object(summary: SessionSummary) -> objects.ConversationObject:
-    """A session as a conversation."""
     return objects.ConversationObject(CONVERSATION + summary.id, summary.created, summary.metadata)

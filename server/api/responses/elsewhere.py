@@ -39,6 +39,5 @@ async def cancel_and_wait(context: ServerContext, tenant: str, id: str) -> Store
 
 
 def response_elsewhere() -> ApiError:
-    """409."""
     message = "Another server runs this response: send its session as X-Session-ID, or come back."
     return ApiError(409, message, code="response_elsewhere", headers={"retry-after": "1"})

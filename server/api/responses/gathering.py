@@ -58,7 +58,6 @@ class GatheredMessage:
 
     @property
     def logged(self) -> LoggedMessage:
-        """The logged message."""
         return LoggedMessage(
             self.role,
             self.content,
@@ -99,7 +98,6 @@ class Gathering:
 
     @property
     def messages(self) -> list[LoggedMessage]:
-        """The messages so far."""
         return [message.logged for message in self._gathered]
 
     def add(self, item: Item, where: str) -> None:
@@ -214,7 +212,6 @@ def call_id_error(where: str, problem: str) -> ApiError:
 
 
 def key_of(item: AnyCall) -> ToolKey:
-    """The tool that is called."""
     match item:
         case CallItem() | CustomCallItem():
             return ToolKey("fc" if isinstance(item, CallItem) else "ctc", item.name, item.namespace or "")

@@ -62,7 +62,6 @@ class InputMessage(ItemParam):
     end_turn: bool | None = None
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         parts = pieces(self.content)
         if self.role == "assistant":
             said = [OutputText(text) for text in parts if isinstance(text, str)]
@@ -79,7 +78,6 @@ class AgentMessage(ItemParam):
     content: ReadableParts
 
     def to_item(self, session: str | None) -> Item:
-        """The item that it becomes."""
         text = "\n".join([f"Message from {self.author} to {self.recipient}:", *texts(self.content)])
         return MessageItem(new_id("msg", session), "user", [InputText(text)])
 
@@ -106,7 +104,6 @@ class InputReasoning(ItemParam):
         return self
 
     def to_item(self, session: str | None) -> Item | None:
-        """The item that it becomes."""
         parts = [text for text in texts(self.content) if text]
         if not parts and self.encrypted_content is not None:
             opened = unseal(self.encrypted_content)
@@ -135,7 +132,6 @@ class InputCompaction(ItemParam):
         return self
 
     def to_item(self, session: str | None) -> Item | None:
-        """The item that it becomes."""
         ours = self.encrypted_content.startswith(COMPACTION_SEAL)
         if not ours and unseal(self.encrypted_content) is None:
             adapt("item_left_out", "compaction")

@@ -42,7 +42,6 @@ class OpenItem:
 
     @property
     def text(self) -> str:
-        """Its text so far."""
         return "".join(self.pieces)
 
 

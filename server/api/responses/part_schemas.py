@@ -54,7 +54,6 @@ class Part(Strict):
 
     @property
     def plain(self) -> str:
-        """What it says."""
         return self.text or self.refusal or ""
 
 

@@ -133,11 +133,9 @@ def visible_record(record: SessionRecord) -> SessionRecord:
 
 
 def visible_messages(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
-    """The messages that are rendered."""
     return [bare(message) for message in messages if not message.dropped]
 
 
 def prompt_limit(body: InputRequest, facts: ModelFacts) -> int:
-    """The most tokens of the prompt."""
     wanted = body.least_tokens if body.token_limit is None else body.token_limit
     return max(1, facts.max_context - wanted)

@@ -44,7 +44,6 @@ async def make_prompt(context: ServerContext, read: ReadInput) -> Prompt:
 async def read_conversation(
     context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
 ) -> ReadInput:
-    """The input of a request on ``branch``."""
     name = None if branch.session is None else branch.session.name
     past = [] if branch.past is None else branch.past.messages
     given = body.input if isinstance(body.input, list) else []

@@ -154,7 +154,6 @@ class ResponseReply(Reply):
 
     @property
     def response(self) -> ResponseObject:
-        """The response as it is now."""
         if self._last is not None or self._response.status not in ("queued", "in_progress"):
             return self._response
         return replace(self._response, output=self._output.snapshot())
@@ -262,7 +261,6 @@ def frame_event(told: msgspec.Struct) -> bytes:
 
 
 def usage_of(usage: objects.Usage) -> ResponseUsage:
-    """Usage in the format of responses."""
     cached = usage.prompt_tokens_details.cached_tokens
     return ResponseUsage(
         usage.prompt_tokens,
@@ -274,7 +272,6 @@ def usage_of(usage: objects.Usage) -> ResponseUsage:
 
 
 def logprob_of(entry: objects.ChatLogprob) -> ItemLogprob:
-    """A token's log-probability in the format of responses."""
     top = [ItemTopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
     return ItemLogprob(entry.token, entry.bytes, entry.logprob, top)
 

@@ -166,15 +166,12 @@ def conversation_of(tenant: str, id: str) -> Session | None:
 
 
 def conversation_not_found(param: str | None = None) -> ApiError:
-    """404."""
     return ApiError(404, "There is no conversation with this id.", param=param, code="conversation_not_found")
 
 
 def response_not_found() -> ApiError:
-    """404."""
     return ApiError(404, "There is no response with this id.", code="response_not_found")
 
 
 def response_unusable(message: str) -> ApiError:
-    """400."""
     return ApiError(400, message, param="previous_response_id", code="previous_response_unusable")

@@ -84,7 +84,6 @@ class ResponseTextFormat(Strict):
         return Formatted.model_validate({"response_format": {"type": self.type, "json_schema": named}})
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         if self.type != "json_schema":
             return {"type": self.type}
         return {
@@ -103,7 +102,6 @@ class TextConfig(Strict):
     verbosity: Literal["low", "medium", "high"] | None = None
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         return {"format": self.format.to_object(), "verbosity": self.verbosity or "medium"}
 
 
@@ -210,7 +208,6 @@ class InputRequest(TurnRequest):
 
     @property
     def added_tools(self) -> list[ClientTool]:
-        """The tools that items of the input add."""
         items = self.input if isinstance(self.input, list) else []
         return [tool for item in items if isinstance(item, NewTools) for tool in item.client_tools]
 
@@ -226,7 +223,6 @@ class InputRequest(TurnRequest):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id in either form."""
         return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
 
     @property
@@ -239,7 +235,6 @@ class InputRequest(TurnRequest):
 
 
 def named_tool(names: ToolNames, choice: NamedChoice) -> NamedTool:
-    """A tool by the name of its function."""
     return NamedTool(type="function", function=NamedFunction(name=names.name(choice.key)))
 
 

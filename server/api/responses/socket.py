@@ -111,7 +111,6 @@ class ResponseSocket:
         return data
 
     async def _take(self, data: bytes) -> None:
-        """Take one event of the client."""
         lane = None
         try:
             value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)

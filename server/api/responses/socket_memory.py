@@ -74,5 +74,4 @@ class SocketMemory:
             self._kept.popitem(last=False)
 
     def _size(self) -> int:
-        """Bytes of all media."""
         return sum({name: len(data) for kept in self._kept.values() for name, data in kept.media.items()}.values())

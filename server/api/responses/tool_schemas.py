@@ -82,11 +82,9 @@ class FunctionTool(OwnTool):
     output_schema: AnyObject | None = None
 
     def tools(self, namespace: str = "") -> Iterator[ClientTool]:
-        """The tools to call."""
         yield ClientTool(ToolKey("fc", self.name, namespace), self.description, self.parameters, self.strict)
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         return {
             "type": "function",
             "name": self.name,
@@ -117,13 +115,11 @@ class CustomTextTool(OwnTool):
     format: Annotated[TextInput | GrammarInput, Field(discriminator="type")] | None = None
 
     def tools(self, namespace: str = "") -> Iterator[ClientTool]:
-        """The tools to call."""
         held = (self.format.syntax, self.format.definition) if isinstance(self.format, GrammarInput) else ()
         description = custom_description(self.description, *held)
         yield ClientTool(ToolKey("ctc", self.name, namespace), description, INPUT)
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         format = {"type": "text"} if self.format is None else self.format.model_dump(mode="json")
         return {"type": "custom", "name": self.name, "description": self.description or "", "format": format}
 
@@ -139,7 +135,6 @@ class NamespaceTool(Strict):
     ] = Field(alias="tools")
 
     def tools(self) -> Iterator[ClientTool]:
-        """The tools to call."""
         about = f"About all tools of `{self.name}`: {self.description}" if self.description else ""
         for tool in self.tools_:
             for made in tool.tools(self.name) if left_out(tool) is None else ():
@@ -148,7 +143,6 @@ class NamespaceTool(Strict):
                 about = ""
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         tools = [tool.to_object() for tool in self.tools_]
         return {"type": "namespace", "name": self.name, "description": self.description, "tools": tools}
 
@@ -162,12 +156,10 @@ class SearchTool(Strict):
     parameters: dict[str, Any] | None = None
 
     def tools(self) -> Iterator[ClientTool]:
-        """The tools to call."""
         if self.execution == "client":
             yield ClientTool(SEARCH, self.description or "Finds more tools.", self.parameters or QUERY)
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         told = {"description": self.description, "parameters": self.parameters}
         return {"type": "tool_search", "execution": self.execution, **told}
 
@@ -178,11 +170,9 @@ class LocalShellTool(Strict):
     type: Literal["local_shell"]
 
     def tools(self) -> Iterator[ClientTool]:
-        """The tools to call."""
         yield ClientTool(SHELL, "Runs a command on the user's machine.", COMMAND)
 
     def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
         return {"type": "local_shell"}
 
 
@@ -210,7 +200,6 @@ class VendorTool(Strict):
 
 
 def kind_of_tool(value: object) -> str:
-    """The tool's type, for the union."""
     kinds = ("function", "custom", "namespace", "tool_search", "local_shell")
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in kinds else "<vendor>"
@@ -308,7 +297,6 @@ class NamedChoice(Strict):
 
     @property
     def key(self) -> ToolKey:
-        """The tool."""
         return ToolKey("fc" if self.type == "function" else "ctc", self.name, self.namespace or "")
 
 
@@ -334,7 +322,6 @@ class AllowedToolChoice(Strict):
 
 
 def kind_of_choice(value: object) -> str:
-    """Which form of ``tool_choice`` this is."""
     if isinstance(value, str):
         return "<word>"
     return "<allowed>" if isinstance(value, dict) and value.get("type") == "allowed_tools" else "<named>"

@@ -198,6 +198,5 @@ async def import_kv(
 
 
 def transfers_of(request: Request) -> Transfers:
-    """The app's folder for capsules."""
     transfers: Transfers = request.app.state.transfers
     return transfers

@@ -298,13 +298,11 @@ async def session_branch(context: ServerContext, tenant: str, summary: SessionSu
 
 
 def running_turn_object(session: str, turn: RunningTurn) -> RunningTurnObject:
-    """A running turn with its messages."""
     said = [message_object(turn.first + index, None, message) for index, message in enumerate(turn.messages)]
     return RunningTurnObject(session, turn.created, turn.first, said)
 
 
 def message_object(index: int, turn: int | None, message: LoggedMessage) -> MessageObject:
-    """One message, number ``index`` of its session."""
     return MessageObject(index=index, turn=turn, **msgspec.to_builtins(bare(message)))
 
 

@@ -76,7 +76,6 @@ class SharedBranch(msgspec.Struct, frozen=True, tag_field="object", tag="shared_
 
 
 def share_object(share: Share, secret: str | None = None) -> ShareObject:
-    """A link as the API has it."""
     return ShareObject(share.digest[:ID], share.session, share.turn, share.created, share.expires, secret)
 
 

@@ -104,6 +104,5 @@ async def find_chat(request: Request, id: str) -> StoredChat:
 
 
 def chat_not_found(param: str | None = None) -> ApiError:
-    """404."""
     message = "There is no stored chat completion with this id."
     return ApiError(404, message, param=param, code="chat_completion_not_found")

@@ -76,13 +76,11 @@ class ChatSession:
         self.replaced, self.last, self.used = None, None, 0
 
     def state(self) -> Message:
-        """The session object."""
         found = self._ask("GET")
         self.used = found["tokens"]
         return found
 
     def messages(self) -> list[Message]:
-        """All messages of the session."""
         data: list[Message] = self._ask("GET", "/messages")["data"]
         return data
 
@@ -104,5 +102,4 @@ class ChatSession:
 
 
 def new_session_name() -> str:
-    """A name that no session has."""
     return f"chat-{uuid.uuid4().hex[:12]}"

@@ -118,7 +118,6 @@ def describe(session: Message) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -194,7 +193,6 @@ def as_json(messages: list[Message]) -> str:
 
 
 def as_markdown(messages: list[Message]) -> str:
-    """The conversation as a page."""
     return "\n".join(f"## {message['role'].capitalize()}\n\n{plain_text(message)}\n" for message in messages)
 
 

@@ -72,7 +72,6 @@ def findings(config: DoctorConfig, checks: Sequence[tuple[str, float, Check]]) -
 
 
 def count_in_words(number: int, thing: str) -> str:
-    """So many of them, in words."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 

@@ -201,7 +201,6 @@ def is_label(key: str) -> bool:
 
 
 def is_json_text(text: str) -> bool:
-    """Whether this is a JSON string."""
     try:
         return isinstance(json.loads(text), str)
     except ValueError:

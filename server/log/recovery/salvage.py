@@ -238,6 +238,5 @@ def new_stamp(path: Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Delete an unfinished database."""
     for suffix in BESIDE:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
