@@ -12,6 +12,7 @@ from scheduler.sampling_params import Sampling
 from server.log.chat_rows import StoredChat
 from server.log.logged_message import LoggedMessage
 from server.media.media import interleave
+from server.schemas.lists import DataPage
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
 from server.schemas.requests import ChatRequest, ReplyRequest
@@ -45,15 +46,6 @@ class UpdateChat(Strict):
     metadata: Metadata | None
 
 
-class ChatPage(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """A page of a list."""
-
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.deleted"):
     """A deleted stored chat."""
 
@@ -61,8 +53,8 @@ class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.com
     deleted: Literal[True] = True
 
 
-def page(data: Sequence[dict[str, Any]], more: bool) -> ChatPage:
-    return ChatPage([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
+def page(data: Sequence[dict[str, Any]], more: bool) -> DataPage[dict[str, Any]]:
+    return DataPage([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
 
 
 def messages_of(chat: StoredChat) -> list[dict[str, Any]]:

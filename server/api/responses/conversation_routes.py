@@ -23,6 +23,7 @@ from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, SessionSummary
 from server.schemas.items import CompactionItem, Item, entries_of, items_of, without
+from server.schemas.lists import DataPage
 from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -82,7 +83,7 @@ async def create_items(
         check_room(context, messages)
         count, media = len(record.messages), media_of(request)
         await context.log.revise(session.tenant, session.name, count, messages, expect=record.version, media=media)
-    return json_response(objects.ItemList(items, items[0].id, items[-1].id, has_more=False))
+    return json_response(DataPage(items, items[0].id, items[-1].id, has_more=False))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")

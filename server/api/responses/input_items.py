@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from server.api.responses.client_tools import ToolNames
 from server.api.responses.gathering import Gathering
 from server.api.responses.item_schemas import InputItem, Reference
-from server.api.responses.objects import ItemList
 from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage
 from server.schemas.item_texts import InputText
 from server.schemas.items import ITEM_KINDS, Item, MessageItem, items_of, kind_of, new_id, parse_id
+from server.schemas.lists import DataPage
 from server.turns.context import ServerContext
 
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
@@ -79,7 +79,7 @@ async def resolve_reference(
     return item
 
 
-def page_of(items: Sequence[dict[str, Any]], query: ListItems) -> ItemList:
+def page_of(items: Sequence[dict[str, Any]], query: ListItems) -> DataPage[dict[str, Any]]:
     """A page of items, which come oldest first. Raises a 404 for an ``after`` that is not among them."""
     ordered = [*items] if query.order == "asc" else [*reversed(items)]
     if query.after is not None:
@@ -89,4 +89,4 @@ def page_of(items: Sequence[dict[str, Any]], query: ListItems) -> ItemList:
         ordered = ordered[ids.index(query.after) + 1 :]
     data = ordered[: query.limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
-    return ItemList(data, first, last, len(ordered) > len(data))
+    return DataPage(data, first, last, len(ordered) > len(data))

@@ -122,15 +122,6 @@ class InputTokens(msgspec.Struct, frozen=True, tag_field="object", tag="response
     input_tokens: int
 
 
-class ItemList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """A page of items; the ids of an empty one are empty."""
-
-    data: list[Any]
-    first_id: str
-    last_id: str
-    has_more: bool
-
-
 class ConversationObject(msgspec.Struct, frozen=True, tag_field="object", tag="conversation"):
     """A conversation."""
 

@@ -130,44 +130,11 @@ class RunningTurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="se
     messages: list[MessageObject]
 
 
-class RunningTurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """The running turn of a session, if there is one."""
-
-    data: list[RunningTurnObject]
-
-
-class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """A page of sessions."""
-
-    data: list[SessionObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class MetadataKey(msgspec.Struct, frozen=True, tag_field="object", tag="session.metadata_key"):
     """A key of sessions' metadata, and how many sessions have it."""
 
     key: str
     sessions: int
-
-
-class MetadataKeyList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """Keys of metadata, in order."""
-
-    data: list[MetadataKey]
-
-
-class TurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """All turns of the current timeline, oldest first."""
-
-    data: list[TurnObject]
-
-
-class MessageList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """All messages of the current timeline, oldest first."""
-
-    data: list[MessageObject]
 
 
 class SessionBranch(msgspec.Struct, frozen=True, tag_field="object", tag="session.branch"):

@@ -46,6 +46,7 @@ from server.log.listing import SessionFilter
 from server.log.search_index import words_of
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
 from server.schemas.field_types import INT32
+from server.schemas.lists import DataList, DataPage
 from server.schemas.messages import check_calls
 from server.schemas.requests import ReplyRequest
 from server.turns.context import ServerContext, context_of, headers_of
@@ -144,14 +145,14 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
     else:
         data = [objects.found_object(context, tenant, item, page.hits[item.id]) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(objects.SessionList(data, first, last, page.has_more))
+    return json_response(DataPage(data, first, last, page.has_more))
 
 
 @router.get("/v1/metadata_keys")
 async def list_metadata_keys(query: Annotated[MetadataKeys, Query()], request: Request) -> Response:
     """List the keys that the metadata of the tenant's sessions has, at most 1000."""
     found = await context_of(request).log.metadata_keys(request.state.tenant, query.prefix)
-    return json_response(objects.MetadataKeyList([objects.MetadataKey(key, count) for key, count in found]))
+    return json_response(DataList([objects.MetadataKey(key, count) for key, count in found]))
 
 
 @router.get("/v1/sessions/{session_id}")
@@ -168,7 +169,7 @@ async def retrieve_session(session_id: str, request: Request) -> Response:
 async def list_turns(session_id: str, request: Request) -> Response:
     """List the turns of the current timeline."""
     record = await require_session(context_of(request), session_of_path(request, session_id))
-    return json_response(objects.TurnList(objects.turn_objects(record)))
+    return json_response(DataList(objects.turn_objects(record)))
 
 
 @router.get("/v1/sessions/{session_id}/tree")
@@ -187,7 +188,7 @@ async def retrieve_tree(session_id: str, request: Request) -> Response:
 async def list_messages(session_id: str, request: Request) -> Response:
     """List the messages of the current timeline."""
     record = await require_session(context_of(request), session_of_path(request, session_id))
-    return json_response(objects.MessageList(objects.message_objects(record)))
+    return json_response(DataList(objects.message_objects(record)))
 
 
 @router.get("/v1/sessions/{session_id}/running")
@@ -198,7 +199,7 @@ async def follow_turn(session_id: str, query: Annotated[RunningTurnQuery, Query(
     turn = context.running.get(session.tenant, session.name)
     if not query.stream:
         found = [] if turn is None else [objects.running_turn_object(session.name, turn)]
-        return json_response(objects.RunningTurnList(found))
+        return json_response(DataList(found))
     if turn is None:
         raise ApiError(404, "No turn of this session runs in the background here.", code="no_running_turn")
     return turn.follow(headers_of(session))

@@ -25,6 +25,7 @@ from server.http.json_response import json_response
 from server.log.timeline import SessionRecord
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.field_types import INT32
+from server.schemas.lists import DataList
 from server.schemas.strict import Strict
 from server.turns.context import ServerContext, context_of
 
@@ -48,12 +49,6 @@ class ReplyToken(msgspec.Struct, frozen=True):
 
     id: int
     text: str
-
-
-class ReplyTokens(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """The tokens of a reply, reasoning and markers included."""
-
-    data: list[ReplyToken]
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -107,7 +102,7 @@ async def list_tokens(session_id: str, turn: TurnNumber, request: Request) -> Re
     record = await require_session(context, session_of_path(request, session_id))
     start, ids = reply_of(context, record, turn)
     texts = await context.tokens.run(texts_of, context.tokens, record.tokens[:start], ids)
-    return json_response(ReplyTokens([ReplyToken(id_, text) for id_, text in zip(ids, texts, strict=True)]))
+    return json_response(DataList([ReplyToken(id_, text) for id_, text in zip(ids, texts, strict=True)]))
 
 
 @router.post("/v1/sessions/{session_id}/alternatives")

@@ -25,6 +25,7 @@ from server.log.share_rows import MOST, Share, TooManyShares, digest_of
 from server.log.timeline import SessionRecord, title_of
 from server.models.registry import registry_of
 from server.schemas.field_types import INT32
+from server.schemas.lists import DataList
 from server.schemas.strict import Strict
 from server.turns.context import context_of
 
@@ -51,12 +52,6 @@ class ShareObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.
     created_at: int
     expires_at: int
     secret: str | None = None
-
-
-class ShareList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """Links."""
-
-    data: list[ShareObject]
 
 
 class ShareDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.share.deleted"):
@@ -105,7 +100,7 @@ async def list_shares(session_id: str, request: Request) -> Response:
     """List the session's links, without their secrets."""
     session = session_of_path(request, session_id)
     found = await context_of(request).log.shares.of_session(session.tenant, session.name)
-    return json_response(ShareList([share_object(share) for share in found]))
+    return json_response(DataList([share_object(share) for share in found]))
 
 
 @router.delete("/v1/sessions/{session_id}/shares/{share_id}")
