@@ -17,8 +17,8 @@ def processor_limit() -> float | None:
     """Processors' worth of time that the cgroups allow, the least of them all; None without a limit."""
     limits = []
     for folder in _folders("cpu"):
-        first = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"  # version 1
-        for text in (_read(folder / "cpu.max"), first):
+        first = f"{read_text(folder / 'cpu.cfs_quota_us')} {read_text(folder / 'cpu.cfs_period_us')}"  # version 1
+        for text in (read_text(folder / "cpu.max"), first):
             quota, _, period = text.partition(" ")  # microseconds of time in so many microseconds
             if quota.isdigit() and period.isdigit() and int(period):
                 limits.append(int(quota) / int(period))
@@ -30,7 +30,7 @@ def memory_limit() -> int | None:
     beyond any machine's memory where there is none.
     """
     names = ("memory.max", "memory.limit_in_bytes")
-    texts = (_read(folder / name) for folder in _folders("memory") for name in names)
+    texts = (read_text(folder / name) for folder in _folders("memory") for name in names)
     return min((int(text) for text in texts if text.isdigit()), default=None)
 
 
@@ -44,7 +44,7 @@ def _folders(controller: str) -> Iterator[Path]:
     """The folders of the cgroups that this process is in, the innermost first, for version 2 and then for version 1,
     which has one for each controller. In a container only the outermost may be visible.
     """
-    lines = (line.split(":", 2) for line in _read(SELF).splitlines())
+    lines = (line.split(":", 2) for line in read_text(SELF).splitlines())
     own = {line[1]: line[2] for line in lines if len(line) == 3 and ".." not in line[2]}
     for names in dict.fromkeys(["", controller, *(names for names in own if controller in names.split(","))]):
         root = ROOT / names
@@ -52,7 +52,8 @@ def _folders(controller: str) -> Iterator[Path]:
         yield from (place for place in (folder, *folder.parents) if place.is_relative_to(root))
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A small file's text; empty where it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

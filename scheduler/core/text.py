@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from scheduler.core.thinking import count_begun
+
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no character yet
 _CONTEXT = 6  # tokens of the prompt that decide how the first one is spelled (leading spaces)
 _LONGEST = 8  # tokens that one character may take, generously
@@ -131,14 +133,6 @@ class TextStream:
             self.stopped = found[1]
             self._held = ""
             return text[: found[0]]
-        hold = max((_overlap(text, s) for s in self._stop), default=0)
+        hold = max((count_begun(text, s) for s in self._stop), default=0)
         self._held = text[len(text) - hold :]
         return text[: len(text) - hold]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-size:]):
-            return size
-    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from typing import AnyStr
 
 from scheduler.sampling_params import ThinkingBudget
 
@@ -119,8 +120,8 @@ def find_first(text: bytes, marks: Sequence[bytes]) -> tuple[int, int] | None:
     return min(((text.find(mark), text.find(mark) + len(mark)) for mark in marks if mark in text), default=None)
 
 
-def count_begun(text: bytes, mark: bytes) -> int:
-    """How many bytes at the end of ``text`` are the beginning of ``mark``, but not all of it."""
+def count_begun(text: AnyStr, mark: AnyStr) -> int:
+    """How many bytes or characters at the end of ``text`` are the beginning of ``mark``, but not all of it."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sql
 
 from server.log.database import Database
 from server.log.log_thread import LogThread
-from server.log.response_rows import StoredResponse, count, put, read, response_of
+from server.log.response_rows import StoredResponse, delete, put, read, response_of
 from server.log.session_rows import find_session
 from server.log.stored import SessionRow, is_unexpired
 from server.log.tables import CHAT_KEY, responses, sessions, stored_chats
@@ -104,16 +104,7 @@ class ChatLog:
         place = parse_chat_id(id)
         if place is None:
             return None
-        session, key = place
-
-        def work(connection: sql.Connection) -> int | None:
-            row = find_session(connection, tenant, session, time.time(), lock=True)
-            if row is None:
-                return None
-            this = responses.c.session_id == row.id, responses.c.key == key
-            return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
-
-        left = await self._thread.write(work)
+        left = await self._thread.write(lambda connection: delete(connection, tenant, *place))
         if left is not None:
             await self._thread.run(self._database.wipe)
         return left

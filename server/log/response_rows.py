@@ -212,15 +212,7 @@ class ResponseLog:
 
     async def delete(self, tenant: str, session: str, key: str) -> int | None:
         """Delete a response. Returns how many its session has left; None if the response is unknown."""
-
-        def work(connection: sql.Connection) -> int | None:
-            row = find_session(connection, tenant, session, time.time(), lock=True)
-            if row is None:
-                return None
-            this = responses.c.session_id == row.id, responses.c.key == key
-            return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
-
-        return await self._thread.write(work)
+        return await self._thread.write(lambda connection: delete(connection, tenant, session, key))
 
     async def count(self, tenant: str, session: str) -> int:
         def work(connection: sql.Connection) -> int:
@@ -251,6 +243,15 @@ class ResponseLog:
 def count(connection: sql.Connection, session: SessionRow) -> int:
     query = sql.select(sql.func.count()).select_from(responses).where(responses.c.session_id == session.id)
     return int(connection.execute(query).scalar_one())
+
+
+def delete(connection: sql.Connection, tenant: str, session: str, key: str) -> int | None:
+    """Delete a row. Returns how many its session has left; None if the row or the session is unknown."""
+    row = find_session(connection, tenant, session, time.time(), lock=True)
+    if row is None:
+        return None
+    this = responses.c.session_id == row.id, responses.c.key == key
+    return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
 
 
 def as_failed(response: StoredResponse) -> StoredResponse:

@@ -11,6 +11,7 @@ from server.schemas.field_types import INT32, INT64, Stops, Temperature, TopP
 from server.schemas.keep_alive import KeepAlive, kept_seconds
 from server.schemas.media_parts import CheckedImages
 from server.schemas.messages import MAX_ID, MAX_MESSAGES, MAX_TOOLS, NAME
+from server.schemas.routed_fields import OllamaOptions
 from server.schemas.strict import Harmless, Strict, wrong
 from server.schemas.tools import ChatTool
 
@@ -23,29 +24,21 @@ def plain_name(name: str) -> str:
     return name.removesuffix(LATEST)
 
 
-class Options(Strict):
+class Options(OllamaOptions):
     """Options of sampling, and those that size Ollama's process or its context, which change nothing here. Samplers
     that this server does not have are taken only with the value that switches them off.
     """
 
-    IDLE: ClassVar[frozenset[str]] = frozenset(
-        {
-            "f16_kv",
-            "low_vram",
-            "main_gpu",
-            "num_batch",
-            "num_ctx",
-            "num_gpu",
-            "num_keep",
-            "num_thread",
-            "numa",
-            "penalize_newline",
-            "repeat_last_n",
-            "use_mlock",
-            "use_mmap",
-            "vocab_only",
-        }
-    )
+    IDLE: ClassVar[frozenset[str]] = OllamaOptions.IDLE | {
+        "f16_kv",
+        "low_vram",
+        "main_gpu",
+        "numa",
+        "penalize_newline",
+        "repeat_last_n",
+        "use_mlock",
+        "vocab_only",
+    }
     LATER: ClassVar[Harmless] = {
         "mirostat": (0,),
         "mirostat_eta": (0.1,),
@@ -66,16 +59,10 @@ class Options(Strict):
     f16_kv: bool | None = None
     low_vram: bool | None = None
     main_gpu: int | None = None
-    num_batch: int | None = None
-    num_ctx: int | None = None
-    num_gpu: int | None = None
-    num_keep: int | None = None
-    num_thread: int | None = None
     numa: bool | None = None
     penalize_newline: bool | None = None
     repeat_last_n: int | None = None
     use_mlock: bool | None = None
-    use_mmap: bool | None = None
     vocab_only: bool | None = None
 
 

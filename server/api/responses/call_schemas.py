@@ -103,19 +103,23 @@ class ShellAction(Strict):
     working_directory: str | None = None
 
 
-class InputShellCall(ItemParam):
-    """A command that a model gave; some clients name the call by the item's id."""
+class ShellParam(ItemParam):
+    """A command, or what it printed: an output has to find its call, by either field."""
 
-    type: Literal["local_shell_call"]
     call_id: Id | None = None
-    action: ShellAction
 
     @model_validator(mode="after")
     def is_named(self) -> Self:
-        """An output has to find it."""
         if self.call_id is None and self.id is None:
             raise missing_field_error("call_id")
         return self
+
+
+class InputShellCall(ShellParam):
+    """A command that a model gave; some clients name the call by the item's id."""
+
+    type: Literal["local_shell_call"]
+    action: ShellAction
 
     def to_item(self, session: str | None) -> Item:
         action = shell_action(self.action.model_dump())
@@ -154,18 +158,11 @@ class InputCustomOutput(OutputParam):
         return CustomOutputItem(new_id("ctco", session), self.call_id, self.given)
 
 
-class InputShellOutput(ItemParam):
+class InputShellOutput(ShellParam):
     """What a command printed; the specification names its call by ``id``."""
 
     type: Literal["local_shell_call_output"]
-    call_id: Id | None = None
     output: str
-
-    @model_validator(mode="after")
-    def names_its_call(self) -> Self:
-        if self.call_id is None and self.id is None:
-            raise missing_field_error("call_id")
-        return self
 
     def to_item(self, session: str | None) -> Item:
         return ShellOutputItem(new_id("lsho", session), self.call_id or self.id or "", self.output)

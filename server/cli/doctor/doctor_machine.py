@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from packaging.requirements import Requirement
 
-from scheduler.cgroups import memory_limit
+from scheduler.cgroups import memory_limit, read_text
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
 from server.engine.launcher import engine_environment
@@ -216,17 +216,9 @@ def memory(config: DoctorConfig) -> Iterator[Finding]:
 
 def machine_memory() -> tuple[int, int]:
     """Bytes of memory, and how many of them are to be had now (Linux; zeros elsewhere)."""
-    lines = dict(line.split(":", 1) for line in read(Path("/proc/meminfo")).splitlines() if ":" in line)
+    lines = dict(line.split(":", 1) for line in read_text(Path("/proc/meminfo")).splitlines() if ":" in line)
     total, free = (int(lines.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, free
-
-
-def read(path: Path) -> str:
-    """A small file's text; empty where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def files(config: DoctorConfig) -> Iterator[Finding]:
