@@ -103,7 +103,7 @@ test-agents: $(DEV_STAMP) $(AGENTS_STAMP)
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
+	@$(BIN)/warmturn bench $(if $(MODEL),'$(MODEL)') $(ARGS)
 
 # About twenty minutes; ARGS="turn written" measures only these. See tools/bench_tiers.py.
 bench-tiers: $(DEV_STAMP)
