@@ -12,7 +12,7 @@ from scheduler.sampling_params import Sampling
 from server.log.chat_rows import StoredChat
 from server.log.logged_message import LoggedMessage
 from server.media.media import interleave
-from server.schemas.lists import DataPage
+from server.schemas.common_objects import DataPage
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
 from server.schemas.requests import ChatRequest, ReplyRequest
@@ -44,13 +44,6 @@ class UpdateChat(Strict):
 
     NULLS = frozenset({"metadata"})
     metadata: Metadata | None
-
-
-class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.deleted"):
-    """A deleted stored chat."""
-
-    id: str
-    deleted: Literal[True] = True
 
 
 def page(data: Sequence[dict[str, Any]], more: bool) -> DataPage[dict[str, Any]]:

@@ -22,8 +22,8 @@ from server.http.media_admission import media_of
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, SessionSummary
+from server.schemas.common_objects import DataPage, DeletedObject
 from server.schemas.items import CompactionItem, Item, entries_of, items_of, without
-from server.schemas.lists import DataPage
 from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -66,7 +66,7 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
     """Delete a conversation with its items and responses. A running response ends."""
     if not await delete_session_and_turn(context_of(request), conversation_session(request, conversation_id)):
         raise conversation_not_found()
-    return json_response(objects.ConversationDeleted(conversation_id))
+    return json_response(DeletedObject("conversation.deleted", conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}/items")

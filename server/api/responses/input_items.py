@@ -13,9 +13,9 @@ from server.api.responses.item_schemas import InputItem, Reference
 from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage
+from server.schemas.common_objects import DataPage
 from server.schemas.item_texts import InputText
 from server.schemas.items import ITEM_KINDS, Item, MessageItem, items_of, kind_of, new_id, parse_id
-from server.schemas.lists import DataPage
 from server.turns.context import ServerContext
 
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read

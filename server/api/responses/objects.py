@@ -109,13 +109,6 @@ class CompactedResponse(msgspec.Struct, frozen=True, tag_field="object", tag="re
     usage: ResponseUsage
 
 
-class ResponseDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="response.deleted"):
-    """A response that is no more."""
-
-    id: str
-    deleted: Literal[True] = True
-
-
 class InputTokens(msgspec.Struct, frozen=True, tag_field="object", tag="response.input_tokens"):
     """How many tokens an input has."""
 
@@ -128,10 +121,3 @@ class ConversationObject(msgspec.Struct, frozen=True, tag_field="object", tag="c
     id: str
     created_at: int
     metadata: dict[str, str]
-
-
-class ConversationDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="conversation.deleted"):
-    """A conversation that is no more."""
-
-    id: str
-    deleted: Literal[True] = True

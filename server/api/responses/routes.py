@@ -37,6 +37,7 @@ from server.log.claims import SessionBusy
 from server.log.identity import Session
 from server.log.response_rows import UNFINISHED
 from server.log.retries import Idempotency
+from server.schemas.common_objects import DeletedObject
 from server.schemas.items import parse_id
 from server.turns.context import ServerContext, context_of, headers_of
 from server.turns.pending_turn import PendingTurn
@@ -125,7 +126,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
         raise response_not_found()
     if left == 0 and place[0].startswith(CHAIN):
         await end_chain(context, tenant, place[0])
-    return json_response(objects.ResponseDeleted(response_id))
+    return json_response(DeletedObject("response.deleted", response_id))
 
 
 async def end_chain(context: ServerContext, tenant: str, name: str) -> None:

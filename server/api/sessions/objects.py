@@ -152,13 +152,6 @@ class SessionTree(msgspec.Struct, frozen=True, tag_field="object", tag="session.
     has_more: bool
 
 
-class SessionDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.deleted"):
-    """A session that is no more."""
-
-    id: str
-    deleted: Literal[True] = True
-
-
 class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="session.cancelled"):
     """A session none of whose earlier turns runs any more; ``cancelled``: whether one was stopped for that."""
 

@@ -45,8 +45,8 @@ from server.log.identity import Session, stated_session
 from server.log.listing import SessionFilter
 from server.log.search_index import words_of
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
+from server.schemas.common_objects import DataList, DataPage, DeletedObject
 from server.schemas.field_types import INT32
-from server.schemas.lists import DataList, DataPage
 from server.schemas.messages import check_calls
 from server.schemas.requests import ReplyRequest
 from server.turns.context import ServerContext, context_of, headers_of
@@ -324,7 +324,7 @@ async def delete_session(session_id: str, request: Request) -> Response:
     session = session_of_path(request, session_id)
     if not await delete_session_and_turn(context_of(request), session):
         raise UnknownSession
-    return json_response(objects.SessionDeleted(session.name))
+    return json_response(DeletedObject("session.deleted", session.name))
 
 
 async def delete_session_and_turn(context: ServerContext, session: Session) -> bool:

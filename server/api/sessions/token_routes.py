@@ -23,9 +23,9 @@ from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
 from server.log.timeline import SessionRecord
+from server.schemas.common_objects import DataList
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.field_types import INT32
-from server.schemas.lists import DataList
 from server.schemas.strict import Strict
 from server.turns.context import ServerContext, context_of
 

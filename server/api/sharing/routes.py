@@ -24,8 +24,8 @@ from server.log.session_log import SessionLog
 from server.log.share_rows import MOST, Share, TooManyShares, digest_of
 from server.log.timeline import SessionRecord, title_of
 from server.models.registry import registry_of
+from server.schemas.common_objects import DataList, DeletedObject
 from server.schemas.field_types import INT32
-from server.schemas.lists import DataList
 from server.schemas.strict import Strict
 from server.turns.context import context_of
 
@@ -52,13 +52,6 @@ class ShareObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.
     created_at: int
     expires_at: int
     secret: str | None = None
-
-
-class ShareDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.share.deleted"):
-    """A link that leads nowhere any more."""
-
-    id: str
-    deleted: bool = True
 
 
 class SharedBranch(msgspec.Struct, frozen=True, tag_field="object", tag="shared_branch"):
@@ -111,7 +104,7 @@ async def revoke_share(
     session = session_of_path(request, session_id)
     if not await context_of(request).log.shares.revoke(session.tenant, session.name, share_id):
         raise no_such_share()
-    return json_response(ShareDeleted(share_id))
+    return json_response(DeletedObject("session.share.deleted", share_id))
 
 
 @router.get("/v1/shared")

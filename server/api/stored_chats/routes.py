@@ -16,6 +16,7 @@ from server.http.json_response import json_response
 from server.log.chat_rows import StoredChat, parse_chat_id
 from server.log.claims import SessionBusy
 from server.log.identity import Session
+from server.schemas.common_objects import DeletedObject
 from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -83,7 +84,7 @@ async def delete_chat_completion(completion_id: str, request: Request) -> Respon
         raise chat_not_found()
     if left == 0 and place[0].startswith(objects.BEGUN):
         await delete_begun_session(context, Session(tenant, place[0], stateful=True))
-    return json_response(objects.ChatDeleted(completion_id))
+    return json_response(DeletedObject("chat.completion.deleted", completion_id))
 
 
 async def delete_begun_session(context: ServerContext, session: Session) -> None:

@@ -1,9 +1,9 @@
-"""Lists of objects, as OpenAI's API has them: all of a list, or a page of it."""
+"""Objects that answers of several endpoints share: all of a list, a page of it, and what a deletion answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -23,3 +23,11 @@ class DataPage(msgspec.Struct, Generic[T], frozen=True, tag_field="object", tag=
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class DeletedObject(msgspec.Struct, frozen=True):
+    """An object that is no more. ``object``: the kind of the answer, as ``session.deleted``."""
+
+    object: str
+    id: str
+    deleted: Literal[True] = True
