@@ -45,16 +45,6 @@ class ImportReport(msgspec.Struct, frozen=True):
     reason: str | None
 
 
-class SearchHit(msgspec.Struct, frozen=True):
-    """Where a search has found a session: in message number ``message``, null for its title, around ``match``."""
-
-    message: int | None
-    role: str
-    before: str
-    match: str
-    after: str
-
-
 class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="session"):
     """A session. ``turns`` and ``messages`` are counts. ``kv`` has the tiers that hold something of it, null while no
     engine is ready; lists carry neither that nor ``running``. A ``line`` is kept for a client that has not asked for a
@@ -80,7 +70,7 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     kind: Literal["session", "line"] = "session"
     side_calls: int | UnsetType = UNSET
     title: str = ""
-    hits: list[SearchHit] | UnsetType = UNSET
+    hits: list[Hit] | UnsetType = UNSET
 
 
 class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
@@ -185,8 +175,7 @@ def session_object(context: ServerContext, tenant: str, summary: SessionSummary)
 
 def found_object(context: ServerContext, tenant: str, summary: SessionSummary, hits: Sequence[Hit]) -> SessionObject:
     """A session as searches show it."""
-    made = [SearchHit(hit.message, hit.role, hit.before, hit.match, hit.after) for hit in hits]
-    return msgspec.structs.replace(session_object(context, tenant, summary), hits=made)
+    return msgspec.structs.replace(session_object(context, tenant, summary), hits=[*hits])
 
 
 async def live_session_object(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
