@@ -102,6 +102,8 @@ def probe(
     if packing is not None:
         trial.rounding = max(trial.rounding, packing.tolerance)
         trial.fuses = True
+        if compiling is None and (verdict := trial.recall(first, packing)) is not None:
+            return trial.rounded(trial.find_windowed(verdict), codec)
     verdict = trial.absorb(trial.choose_any(first))
     if packing is not None:
         packing.settle()
@@ -129,6 +131,34 @@ class _Trial(Measurement):
         self.tried: list[str] = []
         self.fuses = False  # ``fuse`` is called after ``choose``
         self._thresholds = Thresholds(self, context) if followers is None else None
+
+    def recall(self, first: str, packing: Packing) -> Verdict | None:
+        """The verdict of an earlier load again, if the mode that ``describe`` calls ``first`` is right with all that it
+        had then: it is measured once, as it will run. None, with nothing changed, if it is not.
+        """
+        for mode in self.candidates((*MODES, *LAST_RESORT)):
+            if describe(mode) != first:
+                continue
+            try:
+                with installed(mode):
+                    crossed, unproven = self._past(mode, self.rounding)
+                    for _ in self.steps(mode, recorded=False):
+                        pass
+                    mode.learn()
+                    mode.absorb(partial(self.steps, mode, False))
+                    packing.settle()
+                    fused = mode.fuse(packing, partial(self.steps, mode))
+                    measured = self.measure(mode)
+                    if not measured.error <= self.rounding:
+                        raise Unsupported(f"error {measured.error:.1e}")
+                    how = f"{first} as before: {_agrees(self.model.dtype, self.rounding)} {measured.error:.1e}"
+                    report = f"{how}, {fused} modules run as programs"
+                    return Verdict(mode, *measured.kept, report, crossed, unproven)
+            except Exception as error:  # whatever a mode raises on this model: all are measured
+                mode.unfuse()
+                mode.expand()
+                log.debug("%s is not right as before: %s", first, first_line(error, 160))
+        return None
 
     def choose_any(self, first: str) -> Verdict:
         """``choose`` among all modes, with wider tolerances where none keeps the usual one. ``first``: what

@@ -1,7 +1,7 @@
 """The types of GGUF tensors: how many elements a block has, how many bytes it takes, and its parts.
 
-Each packed type becomes ``PackedRows``: unsigned codes, scales and, where the type has them, minima. The element at
-place ``i`` is ``scale * (code - zero) - minimum``, or ``scale * table[code]``.
+Each packed type becomes ``PackedRows``: codes as they are stored, scales and, where the type has them, minima. The
+element at place ``i`` is ``scale * (code - zero) - minimum``, or ``scale * table[code]``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scheduler.weights.code_layout import CodeLayout, Field
 from scheduler.weights.packed_source import PackedRows
 
 Unpack = Callable[[torch.Tensor], PackedRows]  # uint8 [rows, blocks, bytes of a block]
@@ -55,103 +56,111 @@ def _bits(data: torch.Tensor, width: int) -> torch.Tensor:
     return data[..., None, :] >> shifts[:, None] & ((1 << width) - 1)
 
 
-def _split(data: torch.Tensor, count: int) -> torch.Tensor:
-    """The last dimension as ``[count, rest]``."""
-    return data.reshape(*data.shape[:-1], count, -1)
-
-
 def _flat(values: torch.Tensor) -> torch.Tensor:
     """``[rows, blocks, ...]`` as ``[rows, all]``."""
     return values.reshape(values.shape[0], -1)
 
 
+def _fields(at: int, count: int, width: int, times: int = 1, up: int = 0) -> tuple[Field, ...]:
+    """``times`` fields, each of which has the next ``count`` bytes and the next elements."""
+    return tuple(Field(at + i * count, count, width, i * count * 8 // width, up) for i in range(times))
+
+
+def _fifth(at: int) -> Field:
+    """The fifth bits, of element ``i`` bit ``i`` of 32."""
+    return Field(at, 4, 1, up=4, across=True)
+
+
+_Q4_0_LAYOUT = CodeLayout(32, 18, _fields(2, 16, 4))
+_Q4_1_LAYOUT = CodeLayout(32, 20, _fields(4, 16, 4))
+_Q5_0_LAYOUT = CodeLayout(32, 22, (*_fields(6, 16, 4), _fifth(2)))
+_Q5_1_LAYOUT = CodeLayout(32, 24, (*_fields(8, 16, 4), _fifth(4)))
+_Q8_0_LAYOUT = CodeLayout(32, 34, _fields(2, 32, 8), flipped=128)
+_Q2_K_LAYOUT = CodeLayout(256, 84, _fields(16, 32, 2, 2))
+_Q3_K_LAYOUT = CodeLayout(256, 110, _fields(32, 32, 2, 2) + _fields(0, 32, 1, up=2))
+_Q4_K_LAYOUT = CodeLayout(256, 144, _fields(16, 32, 4, 4))
+_Q5_K_LAYOUT = CodeLayout(256, 176, _fields(48, 32, 4, 4) + _fields(16, 32, 1, up=4))
+_Q6_K_LAYOUT = CodeLayout(256, 210, _fields(0, 64, 4, 2) + _fields(128, 32, 2, 2, up=4))
+_IQ4_XS_LAYOUT = CodeLayout(256, 136, _fields(8, 16, 4, 8))
+_MXFP4_LAYOUT = CodeLayout(32, 17, _fields(1, 16, 4))
+
+
 def _q4_0(b: torch.Tensor) -> PackedRows:
-    return PackedRows(_flat(_nibbles(b[..., 2:])), _half(b, 0))
+    return PackedRows(_flat(b), _half(b, 0), layout=_Q4_0_LAYOUT)
 
 
 def _q4_1(b: torch.Tensor) -> PackedRows:
-    return PackedRows(_flat(_nibbles(b[..., 4:])), _half(b, 0), -_half(b, 2))
-
-
-def _fifth(data: torch.Tensor) -> torch.Tensor:
-    """The fifth bits, of element ``i`` bit ``i`` of 32, in their place."""
-    return (_bits(data, 1).transpose(-1, -2).flatten(-2)) << 4
+    return PackedRows(_flat(b), _half(b, 0), -_half(b, 2), layout=_Q4_1_LAYOUT)
 
 
 def _q5_0(b: torch.Tensor) -> PackedRows:
-    return PackedRows(_flat(_nibbles(b[..., 6:]) | _fifth(b[..., 2:6])), _half(b, 0))
+    return PackedRows(_flat(b), _half(b, 0), layout=_Q5_0_LAYOUT)
 
 
 def _q5_1(b: torch.Tensor) -> PackedRows:
-    return PackedRows(_flat(_nibbles(b[..., 8:]) | _fifth(b[..., 4:8])), _half(b, 0), -_half(b, 2))
+    return PackedRows(_flat(b), _half(b, 0), -_half(b, 2), layout=_Q5_1_LAYOUT)
 
 
 def _q8_0(b: torch.Tensor) -> PackedRows:
-    return PackedRows(_flat(b[..., 2:] ^ 128), _half(b, 0))
+    return PackedRows(_flat(b), _half(b, 0), layout=_Q8_0_LAYOUT)
 
 
 def _six_bit_scales(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 8 scales and the 8 minima in 12 bytes, int8 each."""
-    first, second, rest = s[..., :4], s[..., 4:8], s[..., 8:]
-    scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), dim=-1)
-    minima = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), dim=-1)
-    return scales.to(torch.int8), minima.to(torch.int8)
+    """The 8 scales and the 8 minima in 12 bytes, int8 each; four bytes are worked on at a time."""
+    first, second, rest = s.contiguous().view(torch.int32).unbind(-1)
+    six, four, two = 0x3F3F3F3F, 0x0F0F0F0F, 0x03030303
+    scales = torch.stack((first & six, rest & four | (first >> 6 & two) << 4), dim=-1)
+    minima = torch.stack((second & six, rest >> 4 & four | (second >> 6 & two) << 4), dim=-1)
+    return scales.view(torch.int8), minima.view(torch.int8)
 
 
-def _two_level(codes: torch.Tensor, b: torch.Tensor, fine: torch.Tensor, minima: torch.Tensor, at: int) -> PackedRows:
+def _two_level(b: torch.Tensor, fine: torch.Tensor, minima: torch.Tensor, at: int, layout: CodeLayout) -> PackedRows:
     """Codes with fine scales and minima, and a float16 number for each of both at byte ``at``."""
     return PackedRows(
-        _flat(codes),
+        _flat(b),
         coarse_scales=_half(b, at),
         fine_scales=_flat(fine),
         coarse_minima=_half(b, at + 2),
         fine_minima=_flat(minima),
+        layout=layout,
     )
 
 
 def _q4_k(b: torch.Tensor) -> PackedRows:
-    codes = _nibbles(_split(b[..., 16:], 4))
-    return _two_level(codes, b, *_six_bit_scales(b[..., 4:16]), 0)
+    return _two_level(b, *_six_bit_scales(b[..., 4:16]), 0, _Q4_K_LAYOUT)
 
 
 def _q5_k(b: torch.Tensor) -> PackedRows:
-    low = _nibbles(_split(b[..., 48:], 4)).flatten(-2)
-    high = _bits(b[..., 16:48], 1).flatten(-2)
-    return _two_level(low | high << 4, b, *_six_bit_scales(b[..., 4:16]), 0)
+    return _two_level(b, *_six_bit_scales(b[..., 4:16]), 0, _Q5_K_LAYOUT)
 
 
 def _q6_k(b: torch.Tensor) -> PackedRows:
-    low = _nibbles(_split(b[..., :128], 2)).flatten(-2)
-    high = _bits(_split(b[..., 128:192], 2), 2).flatten(-3)
     fine = _flat(_signed_bytes(b, 192, 16))
-    return PackedRows(_flat(low | high << 4), coarse_scales=_half(b, 208), fine_scales=fine)
+    return PackedRows(_flat(b), coarse_scales=_half(b, 208), fine_scales=fine, layout=_Q6_K_LAYOUT)
 
 
 def _q2_k(b: torch.Tensor) -> PackedRows:
-    codes = _bits(_split(b[..., 16:80], 2), 2)
     fine, minima = (b[..., :16] & 15).to(torch.int8), (b[..., :16] >> 4).to(torch.int8)
-    return _two_level(codes, b, fine, minima, 80)
+    return _two_level(b, fine, minima, 80, _Q2_K_LAYOUT)
 
 
 def _q3_k(b: torch.Tensor) -> PackedRows:
-    codes = _bits(_split(b[..., 32:96], 2), 2).flatten(-3) | _bits(b[..., :32], 1).flatten(-2) << 2
     s = b[..., 96:108]
     low = _nibbles(s[..., :8])
     fine = (low | _bits(s[..., 8:], 2).flatten(-2) << 4).to(torch.int8) - 32
-    return PackedRows(_flat(codes), coarse_scales=_half(b, 108), fine_scales=_flat(fine))
+    return PackedRows(_flat(b), coarse_scales=_half(b, 108), fine_scales=_flat(fine), layout=_Q3_K_LAYOUT)
 
 
 def _iq4_xs(b: torch.Tensor) -> PackedRows:
     low = _bits(b[..., 4:8], 4).transpose(-1, -2).flatten(-2)
     high = _bits(b[..., 2:4], 2).transpose(-1, -2).flatten(-2)
     fine = (low | high << 4).to(torch.int8) - 32
-    codes = _nibbles(_split(b[..., 8:], 8))
-    return PackedRows(_flat(codes), coarse_scales=_half(b, 0), fine_scales=_flat(fine))
+    return PackedRows(_flat(b), coarse_scales=_half(b, 0), fine_scales=_flat(fine), layout=_IQ4_XS_LAYOUT)
 
 
 def _mxfp4(b: torch.Tensor) -> PackedRows:
     scales = torch.ldexp(torch.ones(b.shape[:-1]), b[..., 0].int() - 128)
-    return PackedRows(_flat(_nibbles(b[..., 1:])), scales)
+    return PackedRows(_flat(b), scales, layout=_MXFP4_LAYOUT)
 
 
 TYPES = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
 from scheduler.weights.packed_source import PackedRows, PackedSource
 from scheduler.weights.packed_values import in_order, unpack
+
+_NUMBERS = [field.name for field in fields(PackedRows) if field.name not in ("values", "layout")]
 
 
 class JoinedSource:
@@ -51,8 +54,10 @@ class JoinedSource:
         runs = list(self._runs(numbers))
         if len(runs) == 1:
             return runs[0]
-        more = {field.name: _join([getattr(run, field.name) for run in runs]) for field in fields(PackedRows)[1:]}
-        return PackedRows(torch.cat([run.values for run in runs]), **more)
+        more: dict[str, Any] = {name: _join([getattr(run, name) for run in runs]) for name in _NUMBERS}
+        if len({run.layout for run in runs}) > 1:
+            return PackedRows(torch.cat([run.codes for run in runs]), **more)
+        return PackedRows(torch.cat([run.values for run in runs]), **more, layout=runs[0].layout)
 
     def _runs(self, numbers: torch.Tensor) -> Iterator[PackedRows]:
         """What follows each other in a source, a run at a time."""
@@ -78,9 +83,9 @@ class JoinedSource:
         zeros = torch.zeros(scales.shape, dtype=torch.int16) if rows.zeros is None else rows.zeros.short()
         zeros = zeros + (source.zero - self.zero)
         if not self._minima:
-            return PackedRows(rows.values, scales, zeros=zeros.to(torch.int8))
+            return replace(rows, zeros=zeros.to(torch.int8))
         least = scales * zeros
-        return PackedRows(rows.values, scales, least if rows.minima is None else rows.minima + least)
+        return replace(rows, zeros=None, minima=least if rows.minima is None else rows.minima + least)
 
 
 def _join(parts: list[torch.Tensor | None]) -> torch.Tensor | None:

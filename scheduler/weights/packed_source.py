@@ -7,12 +7,15 @@ from typing import Protocol
 
 import torch
 
+from scheduler.weights.code_layout import ONE_TO_A_BYTE, CodeLayout
+
 
 @dataclass(frozen=True)
 class PackedRows:
     """Rows of a packed weight, ``w = scale * (value - zero) - minimum``, or ``scale * table[value]``.
 
-    ``values`` are unsigned codes, uint8 ``[rows, inside]``. ``scales`` and ``minima`` are float32
+    ``values`` are unsigned codes as ``layout`` says, uint8 ``[rows, bytes]``; ``codes`` are they one to a byte, uint8
+    ``[rows, inside]``. ``scales`` and ``minima`` are float32
     ``[rows, inside / group]``. Formats with scales of two levels give coarse ones, float32 ``[rows, inside / 256]``,
     and fine ones, int8 ``[rows, inside / group]``, instead: a scale is their product, and so is a minimum. Formats
     with a zero of each group give ``zeros``, int8 ``[rows, inside / group]``, beside ``zero``: a minimum is such a
@@ -27,6 +30,11 @@ class PackedRows:
     coarse_minima: torch.Tensor | None = None
     fine_minima: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    layout: CodeLayout = ONE_TO_A_BYTE
+
+    @property
+    def codes(self) -> torch.Tensor:
+        return self.layout.unpack(self.values)
 
 
 class RowSource(Protocol):

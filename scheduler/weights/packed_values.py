@@ -29,13 +29,13 @@ def unpack(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torc
     if rows.zeros is not None:
         minima = scales * rows.zeros
     if table is not None:
-        values = torch.tensor(table, dtype=torch.float32)[rows.values.int()]
+        values = torch.tensor(table, dtype=torch.float32)[rows.codes.int()]
     else:
-        values = rows.values.float() - zero
+        values = rows.codes.float() - zero
     values = values.view(*scales.shape, -1) * scales[..., None]
     if minima is not None:
         values -= minima[..., None]
-    return values.view(rows.values.shape)
+    return values.flatten(1)
 
 
 def _multiply(

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import GROUP, PACKED
-from scheduler.accel.cpu.program_kernel import kernel
+from scheduler.accel.cpu.program_kernel import CodePlaces, kernel
+from scheduler.weights.code_layout import ONE_TO_A_BYTE
 from scheduler.weights.packed_source import PackedRows, PackedSource
 
 NIBBLES = 1  # of a type beside PACKED: values of 4 bits, see kernels/packed.h
@@ -76,8 +77,7 @@ class PackedForm:
 
     def nbytes(self, inside: int) -> int:
         """Bytes of 64 columns."""
-        coarse = inside // _COARSE * GROUP * 2 * (1 + self.minima) if self.fine else 0
-        return self._before + coarse + -(-inside // BLOCK) * (sum(self._sizes) + GROUP * BLOCK * self.bits // 8)
+        return self._before + inside // _COARSE * self._of_coarse + -(-inside // BLOCK) * self._of_block
 
     @property
     def _before(self) -> int:
@@ -96,58 +96,60 @@ class PackedForm:
         count, (scales, minima) = GROUP * (BLOCK // self.group), self._dtypes
         return count * scales.itemsize, count * minima.itemsize * self.minima
 
-    def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
-        """uint8 ``[groups, nbytes]`` of some rows, 64 to a group; the last one is padded."""
+    def pack(self, source: PackedSource, start: int, stop: int, to: torch.Tensor) -> None:
+        """Write some rows to uint8 ``to [groups, nbytes]``, 64 to a group; the last one is padded."""
+        found = kernel()
+        assert found is not None
         rows = _rows(source, start, stop)
-        parts = [self._scales(rows.scales, rows.coarse_scales, rows.fine_scales)]
-        if self.zeros:
-            parts.append(self._numbers(as_columns(_check_known(rows.zeros))))
-        elif self.minima:
-            parts.append(self._scales(rows.minima, rows.coarse_minima, rows.fine_minima))
-        blocks = torch.cat([*parts, self._values(rows.values)], 2)
+        (scales, minima), coarse = self._sizes, self._of_coarse
         if self.table:
-            table = torch.zeros(TABLE_BYTES, dtype=torch.uint8)
-            table[: len(self.table)] = self._store_signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
-            return torch.cat([table.expand(len(blocks), -1), self._with_coarse(rows, blocks)], 1)
-        return self._with_coarse(rows, blocks)
+            table = self._store_signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
+            to[:, : len(table)], to[:, len(table) : TABLE_BYTES] = table, 0
+        to = to[:, self._before :]
+        step, every = self._of_block, _COARSE // BLOCK
+        places = CodePlaces(self.bits, self.together, step, scales + minima, coarse, every, self._flipped ^ 128)
+        found.order(rows, source.inside, places, to)
+        if self.fine:
+            to = to.view(len(to), source.inside // _COARSE, -1)
+            halves = [rows.coarse_scales, rows.coarse_minima][: 1 + self.minima]
+            parts = [as_columns(_check_known(numbers)).half().view(torch.uint8) for numbers in halves]
+            to[:, :, :coarse] = torch.cat(parts, 2)
+            to = to[:, :, coarse:]
+        blocks = to.view(*to.shape[:-1], -1, step)
+        _fill(blocks[..., :scales], self._scales(rows.scales, rows.coarse_scales, rows.fine_scales))
+        if self.zeros:
+            _fill(blocks[..., scales : scales + minima], as_columns(_check_known(rows.zeros)))
+        elif self.minima:
+            least = self._scales(rows.minima, rows.coarse_minima, rows.fine_minima)
+            _fill(blocks[..., scales : scales + minima], least)
 
-    def _with_coarse(self, rows: PackedRows, blocks: torch.Tensor) -> torch.Tensor:
-        if not self.fine:
-            return blocks.flatten(1)
-        coarse = [as_columns(_check_known(rows.coarse_scales)).half()]
-        if self.minima:
-            coarse.append(as_columns(_check_known(rows.coarse_minima)).half())
-        before = torch.cat([part.view(torch.uint8) for part in coarse], 2)
-        return torch.cat([before, blocks.view(*before.shape[:2], -1)], 2).flatten(1)
+    @property
+    def _of_coarse(self) -> int:
+        """Bytes of the coarse scales and minima of 64 columns, which some blocks have in common."""
+        return GROUP * 2 * (1 + self.minima) if self.fine else 0
+
+    @property
+    def _of_block(self) -> int:
+        """Bytes of a block of 64 columns."""
+        return sum(self._sizes) + GROUP * BLOCK * self.bits // 8
 
     def _scales(
         self, whole: torch.Tensor | None, coarse: torch.Tensor | None, fine: torch.Tensor | None
     ) -> torch.Tensor:
-        """uint8 ``[groups, blocks, bytes]``: for each part of a block a number for each of 64 columns."""
+        """``[groups, parts of blocks, 64]``: the numbers as they are stored. Raises ``NotHalf``."""
         if self.fine:
-            columns = as_columns(_check_known(fine).to(torch.int8))
-        else:
-            if whole is None:
-                whole = (
-                    _check_known(coarse)[..., None] * _check_known(fine).view(*_check_known(coarse).shape, -1)
-                ).flatten(1)
-            columns = as_columns(whole)
-            if not self.floats:
-                halves = columns.half()
-                if not torch.equal(halves.float(), columns):
-                    raise NotHalf
-                columns = halves
-        return self._numbers(columns)
-
-    def _numbers(self, columns: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[groups, blocks, bytes]`` of numbers ``[groups, parts of blocks, 64]``."""
-        return columns.view(len(columns), -1, BLOCK // self.group * GROUP).view(torch.uint8)
-
-    def _values(self, values: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[groups, blocks, bytes]`` of codes ``[rows, inside]``."""
-        found = kernel()
-        assert found is not None
-        return found.order(values, self.bits, self.together, self._flipped if self.bits == 8 else 0)
+            return as_columns(_check_known(fine).to(torch.int8))
+        if whole is None:
+            whole = (
+                _check_known(coarse)[..., None] * _check_known(fine).view(*_check_known(coarse).shape, -1)
+            ).flatten(1)
+        columns = as_columns(whole)
+        if self.floats:
+            return columns
+        halves = columns.half()
+        if not torch.equal(halves.float(), columns):
+            raise NotHalf
+        return halves
 
     def _store_signed(self, values: torch.Tensor) -> torch.Tensor:
         """Bytes with a sign as they are stored."""
@@ -209,16 +211,19 @@ def _stored_bits(source: PackedSource) -> int:
     return 8 if source.bits > 6 else max(4, source.bits)
 
 
+def _fill(to: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Write ``numbers [groups, parts of blocks, 64]`` to uint8 ``to [groups, ..., blocks, bytes]``."""
+    to.copy_(numbers.view(len(to), -1).view(torch.uint8).view(to.shape))
+
+
 def _rows(source: PackedSource, start: int, stop: int) -> PackedRows:
-    """Rows whose codes are what is stored: bytes with a sign, and scales for 32 elements where more have one."""
+    """Rows whose codes are what is stored, but for flipped bits, and with scales for 32 elements where more have one.
+    Values of a table that take 8 bits are stored themselves, 128 more than they are.
+    """
     rows = source.rows(start, stop)
-    values = rows.values
     if source.table is not None and _stored_bits(source) == 8:
-        table = torch.tensor([int(value) for value in source.table], dtype=torch.int8)
-        values = table[values.int()].view(torch.uint8)
-    elif source.table is None and _stored_bits(source) == 8:
-        values = values ^ 128  # as bytes with a sign: 128 less
-    rows = replace(rows, values=values)
+        table = torch.tensor([int(value) + 128 for value in source.table], dtype=torch.uint8)
+        rows = replace(rows, values=table[rows.codes.int()], layout=ONE_TO_A_BYTE)
     repeat, wanted = source.group // min(source.group, BLOCK), -(-source.inside // BLOCK)
     if repeat == 1:
         return rows

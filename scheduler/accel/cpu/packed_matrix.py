@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from cache.memory import huge
@@ -39,12 +41,15 @@ class PackedMatrix(Matrix):
     def _copy(self, source: PackedSource, form: PackedForm | RealForm) -> None:
         size, together = form.nbytes(self.inside), max(1, _TOGETHER // (GROUP * self.inside))
         data = huge.empty(self._experts * self._groups * size, torch.uint8)
+        parts = []
         for expert, groups in enumerate(data.view(self._experts, -1, size)):
             first, last = expert * self._each, (expert + 1) * self._each
             for some in groups.split(together):
-                stop = min(first + len(some) * GROUP, last)
-                some.copy_(form.pack(source, first, stop))
-                first = stop
+                parts.append((first, min(first + len(some) * GROUP, last), some))
+                first += len(some) * GROUP
+        form.pack(source, *parts[0])  # before all others: it may raise
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(lambda part: form.pack(source, *part), parts[1:]))
         self.data, self._form, self.kind = data, form, form.type
         self.order = None if source.order is None else source.order.numpy()
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, build
 from scheduler.accel.cpu.matrix import GROUP
+from scheduler.weights.packed_source import PackedRows
 
 log = logging.getLogger("warmturn.engine")
 _ALIGNED = 16  # floats
@@ -37,11 +39,30 @@ class Adapters(ctypes.Structure):
 class _Codes(ctypes.Structure):
     """The struct ``Codes`` of codes.h."""
 
-    _fields_ = (
-        ("codes", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("columns", "inside", "bits", "together", "flipped")),
-        ("to", ctypes.c_void_p),
+    _fields_ = tuple(
+        (name, ctypes.c_void_p if name in ("from", "fields", "to") else ctypes.c_int64)
+        for name in (
+            *("from", "columns", "row_bytes", "inside", "fields", "field_count", "elements", "block_bytes"),
+            *("bits", "together", "flipped", "to", "step", "head", "coarse", "every"),
+        )
     )
+
+
+@dataclass(frozen=True)
+class CodePlaces:
+    """Where codes go, block after block of 32 elements of 64 columns: ``bits`` of each are written, and ``together``
+    elements of a column lie after each other. ``step``: bytes from one block to the next; ``head``: those before its
+    codes; ``coarse``: those before each ``every`` blocks. ``flipped``: bits that are written the other way round, if
+    there are 8.
+    """
+
+    bits: int
+    together: int
+    step: int
+    head: int = 0
+    coarse: int = 0
+    every: int = 1
+    flipped: int = 0
 
 
 class ProgramKernel:
@@ -86,16 +107,17 @@ class ProgramKernel:
         regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
         self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
 
-    def order(self, codes: torch.Tensor, bits: int, together: int, flipped: int = 0) -> torch.Tensor:
-        """Codes as products read them, uint8 ``[groups of 64 columns, blocks of 32 elements, 8 * bits * 32]``: of each
-        column ``together`` elements after each other. ``codes``: uint8 ``[columns, inside]``; the last group is padded
-        with zeros. ``flipped``: bits that are stored the other way round.
+    def order(self, rows: PackedRows, inside: int, places: CodePlaces, to: torch.Tensor) -> None:
+        """Put the codes of rows, of ``inside`` elements each, where products read them: into uint8 ``to [groups of 64
+        rows, bytes]``, whose rows are contiguous. A group with fewer rows is padded with zeros.
         """
-        some = [one.contiguous() for one in torch.split(codes, GROUP)]
-        to = torch.empty(len(some), -(-codes.shape[1] // 32), 256 * bits, dtype=torch.uint8)
-        for one, place in zip(some, to, strict=True):
-            self._order(_Codes(one.data_ptr(), *one.shape, bits, together, flipped, place.data_ptr()))
-        return to
+        layout, flipped = rows.layout, rows.layout.flipped ^ places.flipped
+        fields = np.array(layout.fields, np.int64)
+        source = (fields.ctypes.data, len(fields), layout.elements, layout.nbytes)
+        for values, place in zip(torch.split(rows.values.contiguous(), GROUP), to, strict=True):
+            where = (place.data_ptr(), places.step, places.head, places.coarse, places.every)
+            how = (places.bits, places.together, flipped)
+            self._order(_Codes(values.data_ptr(), *values.shape, inside, *source, *how, *where))
 
     def reserve(self, floats: int) -> None:
         """Grow the shared memory to at least ``floats``; its address may change."""

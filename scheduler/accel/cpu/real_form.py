@@ -8,7 +8,7 @@ import torch
 
 from scheduler.accel.cpu.matrix import GROUP, PACKED
 from scheduler.accel.cpu.packed_form import BLOCK, NIBBLES, TABLE_BYTES, NotPackable, as_columns
-from scheduler.accel.cpu.program_kernel import kernel
+from scheduler.accel.cpu.program_kernel import CodePlaces, kernel
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import E4M3
 
@@ -57,20 +57,20 @@ class RealForm:
         """Bytes of the values of a block."""
         return BLOCK * GROUP // (2 if self.table else 1)
 
-    def pack(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
-        """uint8 ``[groups, nbytes]`` of some rows, 64 to a group; the last one is padded. Raises ``NotPackable``."""
-        rows = source.rows(start, stop)
-        found = kernel()
+    def pack(self, source: PackedSource, start: int, stop: int, to: torch.Tensor) -> None:
+        """Write some rows to uint8 ``to [groups, nbytes]``, 64 to a group; the last one is padded. Raises
+        ``NotPackable``.
+        """
+        rows, found = source.rows(start, stop), kernel()
         if rows.scales is None or found is None:
             raise NotPackable("it has no scales" if found else "there is no kernel that would read it")
-        codes = found.order(rows.values, 4 if self.table else 8, 1)
-        each = self.every * BLOCK
-        columns = as_columns(rows.scales.repeat_interleave(source.group // each, 1)).view(torch.uint8)
-        blocks = torch.cat([columns, codes.reshape(*columns.shape[:2], -1)], 2).flatten(1)
-        if not self.table:
-            return blocks
-        table = torch.tensor(self.table, dtype=torch.float32).view(torch.uint8)
-        return torch.cat([table.expand(len(blocks), -1), blocks], 1)
+        if self.table:
+            to[:, :TABLE_BYTES] = torch.tensor(self.table, dtype=torch.float32).view(torch.uint8)
+        to = to[:, self._before :]
+        bits, scales = 4 if self.table else 8, GROUP * 4
+        found.order(rows, source.inside, CodePlaces(bits, 1, self._of_values, 0, scales, self.every), to)
+        columns = as_columns(rows.scales.repeat_interleave(source.group // (self.every * BLOCK), 1))
+        to.view(*columns.shape[:2], -1)[:, :, :scales] = columns.view(torch.uint8)
 
     def values(self, group: torch.Tensor, inside: int) -> torch.Tensor:
         """The reverse of ``packed``: float32 ``[64, inside]``."""

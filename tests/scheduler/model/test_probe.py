@@ -21,13 +21,15 @@ from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, Windows, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
+from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.linear import pack
 from scheduler.accel.cpu.packing import Packing
-from scheduler.forward.mode import installed
+from scheduler.forward.mode import Mode, installed
 from scheduler.forward.modes import PackedMode
 from scheduler.model import probe as probe_module
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.loader import prepare
-from scheduler.model.measurement import Measurement, describe
+from scheduler.model.measurement import MeasuredError, Measurement, describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.runner import ModelRunner
 
@@ -42,8 +44,8 @@ def only_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "LAST_RESORT", ())
 
 
-def verdict_on(model: Any) -> Verdict:
-    verdict = probe(model, read_layers(model.config), PAGE)
+def verdict_on(model: Any, **known: Any) -> Verdict:
+    verdict = probe(model, read_layers(model.config), PAGE, **known)
     verdict.mode.remove()
     return verdict
 
@@ -267,10 +269,34 @@ def test_an_earlier_verdict_is_measured_first(tmp_path: Path, monkeypatch: pytes
     (remembered,) = tmp_path.iterdir()
     assert json.loads(remembered.read_text())["mode"] == "alone"
     again = prepare(make_model("bloom"), tokenizer, tmp_path)
-    assert again.verdict.report.startswith("alone: agrees")  # nothing else was tried
+    assert again.verdict.report.startswith("alone as before: agrees")  # nothing else was tried
     remembered.write_text('{"mode": "packed"}')  # a lie costs a measurement and no more
     assert describe(prepare(make_model("bloom"), tokenizer, tmp_path).verdict.mode) == "alone"
     assert json.loads(remembered.read_text())["mode"] == "alone"
+
+
+def test_an_earlier_verdict_is_measured_once_as_the_model_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Mode] = []
+    measure = Measurement.measure
+
+    def counted(self: Measurement, mode: Mode) -> MeasuredError:
+        measured.append(mode)
+        return measure(self, mode)
+
+    monkeypatch.setattr(Measurement, "measure", counted)
+    model = make_model("llama")
+    before = verdict_on(model, packing=pack(model))
+    assert len(measured) > 1
+    for wrong in (False, True):
+        measured.clear()
+        if wrong:
+            monkeypatch.setattr(Fusion, "run", lambda self, given: torch.zeros(100, model.config.vocab_size))
+        model = make_model("llama")
+        again = verdict_on(model, first="packed", packing=pack(model))
+        assert (len(measured) > 1) is wrong
+        assert again.report.startswith("packed as before: agrees") is not wrong
+        assert (again.shapes, again.token_bytes) == (before.shapes, before.token_bytes)
+        assert wrong or again.mode.in_place == before.mode.in_place
 
 
 def test_what_rounded_kv_changes_is_measured(caplog: pytest.LogCaptureFixture) -> None:

@@ -131,8 +131,8 @@ def test_a_type_is_read_as_its_description_says(name: str) -> None:
     assert torch.equal(all_values(tensor, torch.float32), got)
     assert torch.equal(source.dequantise(1, 2), got[1:2])
     rows = source.rows(0, 3)
-    assert rows.values.dtype is torch.uint8
-    assert int(rows.values.max()) < 1 << source.bits
+    assert rows.codes.dtype is torch.uint8
+    assert int(rows.codes.max()) < 1 << source.bits
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from program_kit import compiled
 
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.program import product
+from scheduler.weights.code_layout import ONE_TO_A_BYTE
+from scheduler.weights.gguf_file import GgufTensor
+from scheduler.weights.gguf_source import GgufSource
+from scheduler.weights.gguf_types import TYPES
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import E4M3, in_order, unpack
 
@@ -76,7 +80,7 @@ class Source:
 
     def _some(self, index: Any) -> PackedRows:
         parts: Any = vars(self.all)
-        parts = {name: None if part is None else part[index] for name, part in parts.items()}
+        parts = {name: part[index] if isinstance(part, torch.Tensor) else part for name, part in parts.items()}
         return PackedRows(**parts)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
@@ -211,3 +215,32 @@ def test_bfloat16_in_and_out() -> None:
 def test_what_has_no_form_is_refused(source: Source, reason: str) -> None:
     with pytest.raises(NotPackable, match=reason):
         PackedMatrix(source)
+
+
+class OneToAByte:
+    """Another source with its codes as bytes."""
+
+    def __init__(self, source: GgufSource) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def rows(self, start: int, stop: int) -> PackedRows:
+        rows = self._source.rows(start, stop)
+        return replace(rows, values=rows.codes, layout=ONE_TO_A_BYTE)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, each in TYPES.items() if each.unpack], ids=lambda kind: TYPES[kind].name
+)
+@pytest.mark.parametrize("inside", [512, 768])
+def test_codes_are_packed_from_where_a_file_has_them(kind: int, inside: int) -> None:
+    of, out = torch.Generator().manual_seed(kind), 128
+    row = inside // TYPES[kind].elements * TYPES[kind].nbytes
+    data = torch.randint(0, 256, (out, row), generator=of, dtype=torch.uint8) & 0b10111011  # no scale is infinite
+    source = GgufSource([GgufTensor("x", (out, inside), kind, data)])
+    packed, wanted = PackedMatrix(source), PackedMatrix(OneToAByte(source))
+    assert packed.kind == wanted.kind
+    assert torch.equal(packed.data, wanted.data)
+    assert torch.equal(packed.dense(), source.dequantise(0, out))
