@@ -285,12 +285,12 @@ def test_an_earlier_verdict_is_measured_once_as_the_model_will_run(monkeypatch: 
 
     monkeypatch.setattr(Measurement, "measure", counted)
     model = make_model("llama")
-    before = verdict_on(model, packing=pack(model))
+    before, vocabulary = verdict_on(model, packing=pack(model)), model.config.vocab_size
     assert len(measured) > 1
     for wrong in (False, True):
         measured.clear()
         if wrong:
-            monkeypatch.setattr(Fusion, "run", lambda self, given: torch.zeros(100, model.config.vocab_size))
+            monkeypatch.setattr(Fusion, "run", lambda self, given: torch.zeros(100, vocabulary))
         model = make_model("llama")
         again = verdict_on(model, first="packed", packing=pack(model))
         assert (len(measured) > 1) is wrong
