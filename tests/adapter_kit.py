@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_kit import Kit
 from safetensors.torch import save_file
+from tiny_models import greedy
+
+from scheduler.turn_receipt import Miss
 
 ATTENTION = ("q_proj", "v_proj")
 ALL = (*ATTENTION, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -48,6 +52,16 @@ def save_adapter(folder: Path, parts: Parts, rank: int, alpha: float, **settings
         tensors[f"base_model.model.{name}.lora_B.weight"] = up.contiguous()
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def check_turn(
+    kit: Kit, model: Any, prompt: list[int], count: int, reused: int, miss: Miss | None = None, **options: Any
+) -> list[int]:
+    """One turn, which says what ``model`` says and reuses that many tokens; returns the prompt and the reply."""
+    outcome = kit.ask(prompt, count, **options)
+    assert outcome.tokens == greedy(model, prompt, count, outcome.tokens)
+    assert (outcome.receipt.cached, outcome.receipt.miss) == (reused, miss)
+    return [*prompt, *outcome.tokens]
 
 
 def merged(model: Any, parts: Parts, scale: float | Mapping[str, float]) -> Any:

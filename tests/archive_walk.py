@@ -26,7 +26,6 @@ from cache.tiers import archive as archive_module
 from cache.tiers import remover as remover_module
 from cache.tiers import write_behind as saver_module
 from cache.tiers.segment_folder import folder_of
-from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
 LONGEST = 90  # tokens of a timeline
@@ -157,7 +156,6 @@ class Walk:
                 assert str(outcome.finish_reason) == "length", outcome
                 assert len(outcome.tokens) == asked.count
                 receipt = outcome.receipt
-                assert receipt is not None
                 assert sum(receipt.loaded.values()) <= receipt.cached < len(asked.prompt)
             self._made += asked.session is None
             self.talks[asked.tenant, asked.session or f"{self._made % 4}"] = timeline
@@ -327,7 +325,7 @@ class Walk:
             share=self.random.choice([1.0, 0.5]),
         )
         self.disk = kit.archive.disk
-        self.clerk = SessionCommands(kit.store, kit.fingerprint)
+        self.clerk = kit.commands
         if kit.archive.syncs:
             self._hurt_remote(kit.archive.syncs[0].lower)
         return kit

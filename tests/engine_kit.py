@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cache.memory.memory_tier import MemoryTier
 from cache.memory.memory_tier import divide as divided_as
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
+from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
@@ -36,6 +37,7 @@ from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
 from scheduler.core.scheduler import Scheduler
+from scheduler.core.session_commands import SessionCommands
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
@@ -47,7 +49,7 @@ from scheduler.model.kv_rounding import rounded_shapes
 from scheduler.model.measurement import describe
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
-from scheduler.protocol import Cancel, Delta, FinishReason, Refused, StepOutputs, Submit, pack_ids
+from scheduler.protocol import Cancel, Delta, FinishReason, FromEngine, Refused, StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 from scheduler.turn_receipt import Receipt
 
@@ -61,9 +63,19 @@ class Outcome:
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    receipt: Receipt | None = None
     finish_reason: FinishReason | None = None
     deltas: list[Delta] = field(default_factory=list)
+    _receipt: Receipt | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self._receipt is not None
+
+    @property
+    def receipt(self) -> Receipt:
+        """What the engine said when it admitted the turn, which it must have done."""
+        assert self._receipt is not None, "not admitted"
+        return self._receipt
 
     def add(self, delta: Delta) -> None:
         """Take in one delta; a turn ends once."""
@@ -71,18 +83,22 @@ class Outcome:
         self.deltas.append(delta)
         self.tokens.extend(delta.tokens)
         self.text += delta.text
-        self.receipt = delta.receipt or self.receipt
+        self._receipt = delta.receipt or self._receipt
         self.finish_reason = delta.finish_reason
 
 
 @cache
 def verdict_on(name: str) -> Verdict:
     """What the probe says of a tiny model; its mode is removed again: a kit installs it for each of its steps."""
-    model = model_of(name)
-    layers = read_layers(model.config.get_text_config(decoder=True))
-    verdict = probe(model, layers, PAGE, rope_of(name), packing=packing_of(name))
-    verdict.mode.remove()
+    verdict = probed(model_of(name), rope=rope_of(name), packing=packing_of(name))
     assert describe(verdict.mode) == MODES[name], verdict.report
+    return verdict
+
+
+def probed(model: Any, page: int = PAGE, **options: Any) -> Verdict:
+    """What the probe says of a model; its mode is removed again. ``options``: of the probe."""
+    verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), page, **options)
+    verdict.mode.remove()
     return verdict
 
 
@@ -159,7 +175,7 @@ class Kit:
         called once while one is under way.
         """
         self.meanwhile: list[Callable[[], Any]] = []
-        self.name = name
+        self.name, self.folder, self.remote = name, folder, remote
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
@@ -267,10 +283,11 @@ class Kit:
             raise ValueError(refused.code)
         return turn
 
-    def step(self) -> None:
-        """One step, its outputs taken in, its invariants checked."""
-        with self._installed():
-            self._step()
+    def step(self, times: int = 1) -> None:
+        """Steps, their outputs taken in, their invariants checked."""
+        for _ in range(times):
+            with self._installed():
+                self._step()
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
@@ -308,6 +325,18 @@ class Kit:
         self.run()
         return self.outcomes[turn]
 
+    def ask_and_settle(self, prompt: list[int], count: int = 8, **options: Any) -> Outcome:
+        """One turn, and wait until it is written."""
+        outcome = self.ask(prompt, count, **options)
+        self.settle()
+        return outcome
+
+    def ask_checked(self, prompt: list[int], count: int = 8, **options: Any) -> Outcome:
+        """One turn, whose tokens must be those of a from-scratch forward."""
+        outcome = self.ask(prompt, count, **options)
+        assert outcome.tokens == greedy(self.model, prompt, count, outcome.tokens)
+        return outcome
+
     def check(self, model: Any, prompts: list[list[int]], count: int, **options: Any) -> None:
         """Turns all at once, each of which must say what ``model`` says to it alone and without a cache."""
         turns = [self.send(prompt, count, **options) for prompt in prompts]
@@ -322,6 +351,11 @@ class Kit:
         assert not archive.write_behind.pending
         archive.close()
 
+    def restarted(self) -> Kit:
+        """Leave; another engine of the same model, with the same tiers below memory."""
+        self.leave()
+        return Kit(self.name, folder=self.folder, remote=self.remote)
+
     def settle(self) -> None:
         """Wait until nothing is being read or written any more."""
         while self.archive.busy:
@@ -335,13 +369,49 @@ class Kit:
         assert self.store.archive is not None
         return self.store.archive
 
+    @cached_property
+    def commands(self) -> SessionCommands:
+        return SessionCommands(self.store, self.fingerprint, adapters=self.adapters)
+
+    def answers(self) -> list[FromEngine]:
+        """What the commands so far have come to, once nothing is being read or written any more."""
+        self.settle()
+        return self.commands.take()
+
+    def find(self, session: str) -> SessionCache:
+        """The session of that name of tenant "a", which is in memory."""
+        found = self.store.find("a", session)
+        assert found is not None
+        return found
+
     def cancel(self, turn: str) -> None:
         self.engine.cancel(Cancel(turn))
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    """A function that raises the error whatever it is given."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def ids(count: int, seed: int = 0) -> list[int]:
     drawn = random.Random(seed)
     return [drawn.randrange(250) for _ in range(count)]
+
+
+def await_announced(kit: Kit) -> None:
+    """Step until no announcement waits."""
+    for _ in range(2000):
+        kit.step()
+        kit.scheduler.prefetcher._next = 0.0
+        if kit.store.archive is not None:
+            kit.settle()
+        if not len(kit.scheduler.prefetcher):
+            return
+    raise AssertionError("it still waits")
 
 
 def crowded_rounds(

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
+import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cache.attention import packed_attention
 from cache.attention.backend import Signature
 from cache.attention.triton import TritonBackend, TritonPlan
 from cache.memory.memory_tier import MemoryTier, divide
@@ -183,3 +185,31 @@ def one(
     weights = torch.softmax(logits, 1)[:, : keys.shape[0]]
     found = torch.einsum("hk,khd->hd", weights, values.float().repeat_interleave(groups, 1))
     return found.to(query.dtype), torch.logsumexp(logits, 1)
+
+
+def use_double(monkeypatch: pytest.MonkeyPatch, mode: Any) -> None:
+    """Attention of that mode runs as on a GPU, by a ``TritonDouble``."""
+    double = TritonDouble()
+    monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
+    if mode.name == "packed":
+        monkeypatch.setattr(mode.attention, "_backends", {})
+
+
+class CountingBackend:
+    """A backend of torch's compiler that counts: graphs, and runs of them. They run as they are, unless ``compile``
+    makes something of a graph and its inputs.
+    """
+
+    def __init__(self, compile: Callable[[Any, Any], Any] = lambda graph, inputs: graph) -> None:
+        self.graphs = self.ran = 0
+        self._compile = compile
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+        made = self._compile(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            self.ran += 1
+            return made(*args)
+
+        return run

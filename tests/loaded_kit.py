@@ -1,17 +1,34 @@
-"""Greedy tokens of a loaded model, through the engine, and of a plain model."""
+"""Models as an engine loads them; their greedy tokens, through the engine, and those of a plain model."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import greedy
 
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
-from scheduler.model.loader import LoadedModel
+from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
+
+
+def load_quietly(path: Path | str, **options: Any) -> LoadedModel:
+    """Load on the CPU."""
+    return load(EngineConfig("", str(path), device="cpu", **options), lambda message: None)
+
+
+def reason(path: Path | str, **options: Any) -> str:
+    """Why it cannot be loaded: one line that names it."""
+    with pytest.raises(LoadFailed) as caught:
+        load_quietly(path, **options)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
 
 
 def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_models import make_tokenizer
+from tiny_models import make_tokenizer, of_unit_gain
 from tokenizers import processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaModel
 
@@ -44,16 +44,7 @@ def body_of(causal: bool) -> Any:
     sizes = {"vocab_size": 259, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 64}
     model = LlamaModel(LlamaConfig(**sizes)) if causal else BertModel(BertConfig(**sizes, type_vocab_size=2))
-    return spread(model)
-
-
-def spread(model: Any) -> Any:
-    """Weights large enough that inputs differ in what they give."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, 1 / weight.shape[-1] ** 0.5)
-    return model.eval()
+    return of_unit_gain(model.eval())
 
 
 def save_embedder(
@@ -104,7 +95,7 @@ def save_cross_encoder(folder: Path, labels: int = 1, **settings: Any) -> Path:
         num_labels=labels,
         **settings,
     )
-    spread(BertForSequenceClassification(config)).save_pretrained(folder)
+    of_unit_gain(BertForSequenceClassification(config).eval()).save_pretrained(folder)
     pooling_tokenizer().save_pretrained(folder)
     return folder
 

@@ -21,10 +21,12 @@ from vision_models import BOTH, HEARD, SHOWN, make_seeing_model, save_processor,
 
 from cache.media_frames import FRAMES
 from cache.media_ids import MEDIA, is_first
+from cache.tiers.archive import Archive
 from scheduler.core.session_commands import SessionCommands
 from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.media.eyes import Eyes
+from scheduler.media.media_store import MediaStore
 from scheduler.model.eyes_finder import find_eyes
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
 from scheduler.protocol import Expand, Expanded, MediaItem, Refused, Submit, pack_ids
@@ -80,7 +82,7 @@ class SeeingKit:
         watches: bool = False,
     ) -> None:
         """``folder``: of a disk tier. ``watches``: see ``loaded_of``."""
-        self.name = name
+        self.name, self.folder = name, folder
         self.loaded = loaded_of(name, watches)
         config = EngineConfig(
             "",
@@ -187,6 +189,24 @@ class SeeingKit:
         self.run()
         return ids, self.outcomes[turn]
 
+    def ask_checked(
+        self, parts: Sequence[Part], session: str | None = None, **options: Any
+    ) -> tuple[list[int], Outcome]:
+        """One turn, which says what the oracle says; returns its prompt's ids."""
+        ids, outcome = self.ask(parts, session, **options)
+        self.check(ids, parts, outcome)
+        return ids, outcome
+
+    def check_unlike(self, one: list[Part], other: list[Part]) -> tuple[Outcome, Outcome]:
+        """Prompts with unlike media of one size share no token from these on, and each medium is encoded once."""
+        start = next(i for i, token in enumerate(self.ids(one)) if token >= MEDIA)
+        ids, first = self.ask_checked(one)
+        _, second = self.ask_checked(other)
+        _, again = self.ask_checked(one)
+        assert [outcome.receipt.cached for outcome in (first, second, again)] == [0, start, len(ids) - 1]
+        assert self.encoded == 2
+        return first, second
+
     def check_chat(self, first: list[Part], *further: list[Part]) -> None:
         """A chat with media, beside one without: both say what the model says, each turn reuses the whole one before,
         and each medium is encoded once.
@@ -203,7 +223,6 @@ class SeeingKit:
             said, told = self.outcomes[turn], self.outcomes[other]
             self.check(ids, parts, said)
             self.check(others, beside, told)
-            assert said.receipt is not None
             assert said.receipt.media == self.encoded == sum(isinstance(part, bytes) for part in parts)
             assert said.receipt.encoded == sum(isinstance(part, bytes) for part in new)
             assert said.receipt.cached >= before
@@ -218,16 +237,39 @@ class SeeingKit:
             archive.close()
         self.commands.media.close()
 
+    def restarted(self, **options: Any) -> SeeingKit:
+        """Leave; another engine of the same model over the same folder."""
+        self.leave()
+        return SeeingKit(self.name, self.folder, **options)
+
+    @property
+    def archive(self) -> Archive:
+        """The tiers below memory."""
+        archive = self.engine.scheduler.store.archive
+        assert archive is not None
+        return archive
+
+    def lose_memory(self) -> None:
+        """Everything is written, and nothing stays in memory."""
+        self.archive.flush(60.0)
+        for session in [*self.engine.scheduler.store.residency]:
+            self.engine.scheduler.store.discard(session)
+
+    @property
+    def media_store(self) -> MediaStore:
+        """What the encoders have made."""
+        assert self.engine.media_store is not None
+        return self.engine.media_store
+
     @property
     def encoded(self) -> int:
         """Encoder passes."""
-        assert self.engine.media_store is not None
-        return self.engine.media_store.encoded
+        return self.media_store.encoded
 
     def check(self, ids: list[int], parts: Sequence[Part], outcome: Outcome) -> float:
         """Assert that a turn has said what the oracle says, with all pictures; returns the largest difference of a
         log-probability, relative to the largest logit."""
-        assert outcome.receipt is not None
+        assert outcome.admitted
         worst = 0.0
         pictures = [part for part in parts if isinstance(part, bytes)]
         said = [told for delta in outcome.deltas for told in delta.logprobs]

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -127,6 +127,20 @@ class ServerProcess:
     def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         """One request, the answer whatever it is."""
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
+
+    def answer(self, path: str, body: dict[str, Any], **headers: str) -> Any:
+        """The answer to a request that succeeds."""
+        response = self.post(path, body, **headers)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

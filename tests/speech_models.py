@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tiny_models import byte_alphabet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_models import byte_tokenizer
 
 RATE = 16_000
 SECONDS = 2  # a window
@@ -25,13 +24,8 @@ _VOCABULARY = 256 + len(MARKS) + len(TIMES)
 
 def speech_tokenizer() -> Any:
     """A byte tokenizer with the marks of a speech model."""
-    alphabet = byte_alphabet()
-    tokenizer = Tokenizer(models.BPE({symbol: n for n, symbol in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([*MARKS, *TIMES])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=MARKS[0], pad_token=MARKS[0], model_max_length=64
+        tokenizer_object=byte_tokenizer([*MARKS, *TIMES]), eos_token=MARKS[0], pad_token=MARKS[0], model_max_length=64
     )
 
 

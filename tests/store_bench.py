@@ -34,7 +34,13 @@ class Bench:
         self.pool = PagePool(MemoryTier(device, SIZE, CPU, shapes), MemoryTier(host, SIZE, CPU, shapes))
         self.store = SessionStore(self.pool, retention=Retention(clock))
 
-    def acquire(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> Acquired | None:
+    def acquire(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> Acquired:
+        """Where there has to be room."""
+        acquired = self.try_acquire(prompt, name, tenant)
+        assert acquired is not None
+        return acquired
+
+    def try_acquire(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> Acquired | None:
         acquired = self.store.acquire(tenant, name, array("i", prompt))
         if acquired is not None:
             assert list(acquired.session.token_ids) == prompt
@@ -65,7 +71,6 @@ class Bench:
     def turn(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> SessionCache:
         """A whole turn; the session is idle after it."""
         acquired = self.acquire(prompt, name, tenant)
-        assert acquired is not None
         self.feed(acquired.session, len(prompt) - acquired.reused)
         self.store.publish(acquired.session)
         self.store.release(acquired.session)

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from server_process import ServerProcess
-from tiny_models import make_tokenizer, model_of, save_model
+from tiny_models import logits, make_tokenizer, model_of, save_model, token_of
 
 from server.chat.compaction import ASKED
 from server.schemas.sealed_compaction import unseal_messages
@@ -43,11 +42,9 @@ class Reader:
         first, last = told["output"][0], told["output"][-1]
         if prompt is None:
             prompt = self.render(self.opened(first))
-        reply = [self._id(entry) for entry in last["content"][0]["logprobs"]]
+        reply = [token_of(entry) for entry in last["content"][0]["logprobs"]]
         assert told["usage"]["input_tokens"] == len(prompt)
-        with torch.no_grad():
-            logits = self._model(input_ids=torch.tensor([[*prompt, *reply]]), use_cache=False).logits[0]
-        assert reply == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert reply == logits(self._model, [*prompt, *reply])[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert len(reply) == 6
         return told, prompt + reply
 
@@ -68,10 +65,6 @@ class Reader:
         tail = f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         ids: list[int] = self._tokenizer.encode(tail)
         return timeline + ids
-
-    def _id(self, entry: dict[str, Any]) -> int:
-        data: list[int] = entry["bytes"]
-        return data[0] if len(data) == 1 else int(self._tokenizer.convert_tokens_to_ids(bytes(data).decode()))
 
 
 def save_with_room(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_kit import byte_grammars
+from gpu_kit import CountingBackend
 from tiny_models import greedy, make_model, make_tokenizer
 
 from cache.attention.backend import Backend, Signature
@@ -144,29 +145,10 @@ def test_what_is_sent_is_there_when_it_is_read() -> None:
     assert [int(part[5]) for part in HostCopy(*sent).wait()] == [n + 5 for n in range(20)]
 
 
-class Counting:
-    """torch's compiler; how many graphs it has made, and how often they have run."""
-
-    def __init__(self) -> None:
-        self.graphs = self.ran = 0
-
-    def __call__(self, graph: Any, inputs: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        self.graphs += 1
-        made: Any = compile_fx(graph, inputs)
-
-        def run(*args: Any) -> Any:
-            self.ran += 1
-            return made(*args)
-
-        return run
-
-
 class Served:
     """An engine on the GPU, with graphs or without, with compiled layers or without."""
 
-    def __init__(self, name: str, dtype: torch.dtype, graphs: bool, backend: Counting | None = None) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, graphs: bool, backend: CountingBackend | None = None) -> None:
         self.model = make_model(name).to(CUDA, dtype)
         self.plain = make_model(name).to(CUDA, dtype)
         compiling = CompileOptions(backend, most=1e9) if backend is not None else None
@@ -262,7 +244,9 @@ def test_the_cpu_kernel_and_the_gpu_kernel_agree() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "qwen3", "gpt_oss"])
 def test_compiled_layers_and_graphs_of_them_say_what_the_model_says(name: str) -> None:
-    backend = Counting()
+    from torch._inductor.compile_fx import compile_fx
+
+    backend = CountingBackend(compile_fx)
     served = Served(name, torch.float32, True, backend)
     assert served.mode.compiled is not None
     assert len(served.mode.compiled) == served.plain.config.num_hidden_layers

@@ -18,11 +18,6 @@ def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-@pytest.fixture(scope="module")
-def server(demo_server: ServerProcess) -> ServerProcess:
-    return demo_server
-
-
 def goes_on(response: Any, past: Any) -> bool:
     """Whether nothing of the past was computed again but its last token, which was never fed."""
     return bool(response.usage.input_tokens_details.cached_tokens >= past.usage.total_tokens - 1)
@@ -56,11 +51,11 @@ def test_a_follow_up_costs_its_new_tokens_also_after_a_restart(tmp_path: Path) -
         assert not faults("Response", named.to_dict())
 
 
-def test_a_format_holds_and_a_stream_adds_up(server: ServerProcess) -> None:
+def test_a_format_holds_and_a_stream_adds_up(demo_server: ServerProcess) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"name": {"enum": ["Ada", "Bo"]}}, "required": ["name"]}
     schema["additionalProperties"] = False
     text: Any = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    with client(server) as ai:
+    with client(demo_server) as ai:
         asked: Any = {
             "model": "m",
             "input": "My name is Ada.",
@@ -78,7 +73,7 @@ def test_a_format_holds_and_a_stream_adds_up(server: ServerProcess) -> None:
         assert "".join(deltas) == final.response.output_text
 
 
-def test_a_required_function_is_called_and_its_output_is_read(server: ServerProcess) -> None:
+def test_a_required_function_is_called_and_its_output_is_read(demo_server: ServerProcess) -> None:
     tools: Any = [
         {
             "type": "function",
@@ -87,7 +82,7 @@ def test_a_required_function_is_called_and_its_output_is_read(server: ServerProc
             "strict": True,
         }
     ]
-    with client(server) as ai:
+    with client(demo_server) as ai:
         asked: Any = {"tools": tools, "temperature": 0, "max_output_tokens": 200, "parallel_tool_calls": False}
         called = ai.responses.create(input="Weather?", tool_choice="required", **asked)
         call: Any = called.output[-1]
@@ -99,8 +94,8 @@ def test_a_required_function_is_called_and_its_output_is_read(server: ServerProc
         assert [item.type for item in ai.responses.input_items.list(told.id)] == ["function_call_output"]
 
 
-def test_a_response_in_the_background_is_followed_and_cancelled(server: ServerProcess) -> None:
-    with client(server) as ai:
+def test_a_response_in_the_background_is_followed_and_cancelled(demo_server: ServerProcess) -> None:
+    with client(demo_server) as ai:
         long: Any = {"ignore_eos": True, "min_tokens": 1000}
         queued = ai.responses.create(input="Tell me all.", background=True, max_output_tokens=1000, extra_body=long)
         assert queued.status == "queued"

@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, until
 
 Message = dict[str, Any]
 NAMED = {"X-Session-ID": "paris", "X-Session-Create": "true"}
@@ -32,19 +31,8 @@ async def client(server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
         yield opened
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-
-
-def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    response = server.post("/v1/chat/completions", {"temperature": 0, **body}, **headers)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> Any:
+    return server.answer("/v1/chat/completions", {"temperature": 0, **body}, **headers)
 
 
 def user(text: str) -> Message:

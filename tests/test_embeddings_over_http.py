@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 from openai import OpenAI
 from pooling_kit import TEXTS, body_of, hidden_of, pooling_tokenizer, save_cross_encoder, save_embedder
-from server_process import ServerProcess
+from server_process import ServerProcess, until
 from tiny_models import save_model
 from torch.nn.functional import normalize
 from transformers import AutoModelForSequenceClassification
@@ -65,23 +64,19 @@ def test_many_requests_at_once_get_their_own(server: ServerProcess) -> None:
 
     got = [answer.json()["data"][0]["embedding"] for answer in asyncio.run(ask())]
     assert np.abs(np.array(got) - [want(text) for text in texts]).max() < NEAR
-    until = time.monotonic() + 20  # the engine tells once a second
-    while server.metric("warmturn_pooled_inputs_total", model="m") < len(texts):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: server.metric("warmturn_pooled_inputs_total", model="m") >= len(texts))  # told once a second
 
 
 def test_documents_are_ranked_as_the_cross_encoder_scores_them(server: ServerProcess, folder: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(folder / "ranker").eval()
     query, documents = "A cat?", ["Sun", "The cat sat.", "ab" * 40]
-    answer = server.post("/v1/rerank", {"query": query, "documents": documents})
-    assert answer.status_code == 200, answer.text
-    for one in answer.json()["results"]:
+    answer = server.answer("/v1/rerank", {"query": query, "documents": documents})
+    for one in answer["results"]:
         made = pooling_tokenizer()(query, documents[one["index"]], truncation="longest_first", max_length=48)
         with torch.inference_mode():
             (score,) = torch.sigmoid(model(**{key: torch.tensor([ids]) for key, ids in made.items()}).logits)
         assert abs(float(score) - one["relevance_score"]) < NEAR
-    assert answer.json()["model"] == "ranker"
+    assert answer["model"] == "ranker"
 
 
 def test_each_model_does_its_own_work_only(server: ServerProcess) -> None:

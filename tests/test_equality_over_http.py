@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 from server_process import ServerProcess
-from tiny_models import make_tokenizer, model_of, save_model
+from tiny_models import logits, make_tokenizer, model_of, save_model, token_of
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "gpt_oss", "deepseek_v3", "llama4")
 MARKS: dict[tuple[str, str], Any] = {
@@ -71,20 +71,12 @@ class Chats:
 
     def _check(self, prompt: list[int], choice: dict[str, Any]) -> None:
         """Each token is the most likely one after all before it, says one forward without a cache."""
-        tokens = [self._id(entry) for entry in choice["logprobs"]["content"]]
-        ids = [*prompt, *tokens]
-        with torch.no_grad():
-            logits = self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-        wanted = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-        assert tokens == wanted
-        for entry, row in zip(choice["logprobs"]["content"], logits[len(prompt) - 1 : -1], strict=True):
+        tokens = [token_of(entry) for entry in choice["logprobs"]["content"]]
+        rows = logits(self._model, [*prompt, *tokens])[len(prompt) - 1 : -1]
+        assert tokens == rows.argmax(-1).tolist()
+        for entry, row in zip(choice["logprobs"]["content"], rows, strict=True):
             assert entry["logprob"] == pytest.approx(torch.log_softmax(row, -1).max().item(), abs=1e-3)
         self.checked += len(tokens)
-
-    def _id(self, entry: dict[str, Any]) -> int:
-        """A byte is its own id; the others are spelled out."""
-        data: list[int] = entry["bytes"]
-        return data[0] if len(data) == 1 else int(self._tokenizer.convert_tokens_to_ids(bytes(data).decode()))
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
         response = await self._client.post("/v1/chat/completions", json=body)

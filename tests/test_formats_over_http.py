@@ -31,9 +31,7 @@ def server(demo_server: ServerProcess) -> ServerProcess:
 
 
 def ask(server: ServerProcess, **body: Any) -> Any:
-    response = server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 400, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return server.answer("/v1/chat/completions", {"messages": HELLO, "max_tokens": 400, **body})
 
 
 def content(answer: Any) -> str:

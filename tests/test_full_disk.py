@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import ServerProcess, free_port
+from server_process import ServerProcess, free_port, until
 
 pytestmark = pytest.mark.wide
 
@@ -70,10 +70,7 @@ def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_di
         filler.close()
         (small_disk / "filler").unlink()
         assert ask("after").status_code == 200
-        deadline = time.monotonic() + 30.0
-        while httpx.get(f"{server.url}/health").json() != {"status": "ok"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: httpx.get(f"{server.url}/health").json() == {"status": "ok"}, 30.0)
         told = log.read_text()
         for line in ("the session log cannot be written", "the session log can be written again"):
             assert told.count(line) == 1, told

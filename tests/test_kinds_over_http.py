@@ -35,11 +35,9 @@ def test_an_encoder_decoder_completes_and_chats(tmp_path: Path) -> None:
     options = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
     with ServerProcess(folder, tmp_path, "--dtype", "float32") as server:
         for path, (body, source) in prompts.items():
-            answer = server.post(path, {**body, **options})
-            assert answer.status_code == 200, answer.text
-            usage = answer.json()["usage"]
+            answer = server.answer(path, {**body, **options})
+            usage, choice = answer["usage"], answer["choices"][0]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(source), 6)
-            choice = answer.json()["choices"][0]
             said = choice["message"]["content"] if "message" in choice else choice["text"]
             ids = [256]
             with torch.no_grad():
@@ -60,18 +58,14 @@ def test_a_recurrent_model_resumes_its_session_after_an_eviction(tmp_path: Path)
         log: list[int] = []
         for turn in range(3):
             new = list(range(20 * turn, 20 * turn + 15))
-            answer = server.post("/v1/completions", {"prompt": new, "session_id": "s", **options})
-            assert answer.status_code == 200, answer.text
+            answer = server.answer("/v1/completions", {"prompt": new, "session_id": "s", **options})
             log += new
             wanted = greedy(model, log, 5)
-            assert answer.json()["choices"][0]["text"] == tokenizer.decode(wanted, skip_special_tokens=True)
-            cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert answer["choices"][0]["text"] == tokenizer.decode(wanted, skip_special_tokens=True)
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached == (0 if turn != 1 else 19)
             log += wanted
-            if (
-                turn == 1
-            ):  # push the session out before its last turn: no other fits beside one that is as long as can be
+            if turn == 1:  # push the session out: no other fits beside one that is as long as can be
                 longest = httpx.get(f"{server.url}/v1/models/m").json()["warmturn"]["max_context"]
-                full = server.post("/v1/completions", {"prompt": [7] * (longest - 5), **options})
-                assert full.status_code == 200, full.text
+                server.answer("/v1/completions", {"prompt": [7] * (longest - 5), **options})
         assert server.metric("warmturn_evictions_total") > 0

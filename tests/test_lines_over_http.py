@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from server_process import ServerProcess
-from tiny_models import model_of, save_model
+from tiny_models import logits, model_of, save_model
 
 pytestmark = pytest.mark.wide
 
@@ -37,9 +36,7 @@ class Agent:
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         prompt, reply = told["prompt_token_ids"], told["choices"][0]["token_ids"]
-        with torch.no_grad():
-            logits = self.model(input_ids=torch.tensor([[*prompt, *reply]]), use_cache=False).logits[0]
-        assert reply == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert reply == logits(self.model, [*prompt, *reply])[len(prompt) - 1 : -1].argmax(-1).tolist()
         cache: dict[str, Any] = {**told["cache"], "appends": prompt[: len(self.timeline)] == self.timeline}
         self.timeline = prompt + reply
         self.messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})

@@ -235,13 +235,13 @@ def test_every_alert_says_what_it_means() -> None:
         assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
 
 
-@pytest.fixture
-def promtool() -> str:
-    """The program that checks what Prometheus is given."""
+def check_with_promtool(*arguments: str, **options: Any) -> None:
+    """The program that checks what Prometheus is given finds no fault."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("promtool, of the package prometheus, is not installed")
-    return found
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -252,24 +252,21 @@ def promtool() -> str:
         ("test", "rules", "rules_test.yaml"),
     ],
 )
-def test_promtool_finds_no_fault(promtool: str, arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([promtool, *arguments], cwd=RULES.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_promtool_finds_no_fault(arguments: tuple[str, ...]) -> None:
+    check_with_promtool(*arguments, cwd=RULES.parent)
 
 
-def test_promtool_can_read_all_that_the_dashboard_asks_for(promtool: str, tmp_path: Path) -> None:
+def test_promtool_can_read_all_that_the_dashboard_asks_for(tmp_path: Path) -> None:
     asked = [{"record": f"asked:{number}", "expr": plain(text)} for number, text in enumerate(dashboard_expressions())]
     asked = [{"record": "asked:x" + each["record"][6:], "expr": each["expr"]} for each in asked]
     file = tmp_path / "asked.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": asked}]}))
-    done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_with_promtool("check", "rules", str(file))
 
 
-def test_promtool_finds_the_page_well_made(promtool: str, observed: Observed) -> None:
+def test_promtool_finds_the_page_well_made(observed: Observed) -> None:
     ours = "".join(line for line in observed.page.splitlines(keepends=True) if "vllm:" not in line)
-    done = subprocess.run([promtool, "check", "metrics"], input=ours, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_with_promtool("check", "metrics", input=ours)
 
 
 def test_the_service_monitor_finds_the_pods_and_their_job() -> None:

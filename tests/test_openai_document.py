@@ -145,11 +145,6 @@ BAD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(demo_server: ServerProcess) -> ServerProcess:
-    return demo_server
-
-
 def test_the_table_is_long_enough_and_no_row_is_twice() -> None:
     assert len({repr(case) for case in (*GOOD, *BAD)}) == len(GOOD) + len(BAD) >= 60
 
@@ -171,8 +166,8 @@ def test_what_we_ask_is_what_the_document_lets_one_ask(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [*GOOD, *BAD], ids=str)
-def test_answers_are_as_the_document_says(server: ServerProcess, case: Case) -> None:
-    url = f"{server.url}{case.path}"
+def test_answers_are_as_the_document_says(demo_server: ServerProcess, case: Case) -> None:
+    url = f"{demo_server.url}{case.path}"
     response = httpx.request(case.method, url, json=case.body, headers=dict(case.headers), timeout=120)
     assert response.status_code == case.status, response.text
     path = CHAT if case.path.startswith("/v1/sessions/") else case.path

@@ -19,6 +19,7 @@ from server_process import ServerProcess
 from vision_models import picture, save_seeing_model, tokenizer_of
 
 from cache.media_ids import MEDIA
+from scheduler.media.eyes import Eyes
 
 pytestmark = pytest.mark.wide
 
@@ -32,21 +33,20 @@ def shown(text: str, *pictures: bytes) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
 
 
-def ask(
-    server: ServerProcess, name: str, messages: list[dict[str, Any]], path: str = "/v1/chat/completions"
-) -> dict[str, Any]:
+def ask(server: ServerProcess, name: str, messages: list[dict[str, Any]], path: str = "/v1/chat/completions") -> Any:
     body = {"messages": messages, "temperature": 0, "max_tokens": 6, "return_token_ids": True, "ignore_eos": True}
     body["logit_bias"] = {str(placeholder_of(name)): -100}  # the model's own forward takes no more of them than rows
-    answer = server.post(path, body)
-    assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    return server.answer(path, body)
+
+
+def eyes_of(name: str) -> Eyes:
+    eyes = loaded_of(name).eyes
+    assert eyes is not None
+    return eyes
 
 
 def placeholder_of(name: str) -> int:
-    eyes = loaded_of(name).eyes
-    assert eyes is not None
-    return eyes.sight.placeholder
+    return eyes_of(name).sight.placeholder
 
 
 def check(name: str, answer: dict[str, Any], *pictures: bytes) -> None:
@@ -67,8 +67,6 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
     """What the processor itself makes of a conversation and its pictures."""
     from scheduler.media.senses import decode_picture
 
-    eyes = loaded_of(name).eyes
-    assert eyes is not None
     plain = [
         {**one, "content": [{"type": "image"} if part["type"] == "image_url" else part for part in one["content"]]}
         if isinstance(one["content"], list)
@@ -76,7 +74,7 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
         for one in messages
     ]
     text = tokenizer_of(name).apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    made = eyes.processor._processor(images=[decode_picture(one) for one in pictures], text=[text])
+    made = eyes_of(name).processor._processor(images=[decode_picture(one) for one in pictures], text=[text])
     ids: list[int] = made["input_ids"][0]
     return ids
 
@@ -91,8 +89,7 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
 )
 def test_chats_with_pictures_say_what_the_model_says(name: str, tmp_path: Path) -> None:
     model = save_seeing_model(name, tmp_path)
-    eyes = loaded_of(name).eyes
-    assert eyes is not None
+    eyes = eyes_of(name)
     path = "/v1/sessions/s/chat/completions"
     with ServerProcess(model, tmp_path) as server:
         assert httpx.get(f"{server.url}/v1/models/m").json()["warmturn"]["media"] == ["image"]

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from server_process import START, ServerProcess
+from server_process import START, ServerProcess, alive, until
 
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU"),
 ]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
-
-
-def gone(pid: int) -> bool:
-    """Ended, also where nobody has asked for its status yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def follower_of(engine: int) -> int:
@@ -42,19 +25,9 @@ def follower_of(engine: int) -> int:
     return int(found)
 
 
-def healthy(server: ServerProcess) -> bool:
-    try:
-        return httpx.get(f"{server.url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def say(server: ServerProcess, text: str) -> dict[str, Any]:
+def say(server: ServerProcess, text: str) -> Any:
     body = {"session_id": "ada", "temperature": 0, "messages": [{"role": "user", "content": text}]}
-    response = server.post("/v1/chat/completions", body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return server.answer("/v1/chat/completions", body)
 
 
 def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
@@ -68,9 +41,9 @@ def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
 
         engine = server.engine_pid()
         os.kill(follower_of(engine), signal.SIGKILL)
-        until(lambda: gone(engine))
-        until(lambda: server.metric("warmturn_engine_restarts_total") == 1.0)  # it may not have been noticed yet
-        until(lambda: healthy(server))
+        until(lambda: not alive(engine), START)
+        until(lambda: server.metric("warmturn_engine_restarts_total") == 1.0, START)  # it may not have been noticed yet
+        server.wait_healthy()
         again = say(server, "What is my name?")
         assert again["choices"][0]["message"]["content"] == "Your name is Emma."
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # of what both ranks had written
@@ -78,7 +51,7 @@ def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
         engine = server.engine_pid()
         follower = follower_of(engine)
         os.kill(engine, signal.SIGKILL)
-        until(lambda: gone(follower))
+        until(lambda: not alive(follower), START)
         assert server.stop() == 0
     log = server.log_path.read_text()
     assert "rank 1 ended (-9)" in log or "another rank is gone" in log

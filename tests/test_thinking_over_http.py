@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from server_process import ServerProcess
@@ -57,14 +56,10 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield process
 
 
-def ask(process: ServerProcess, **body: Any) -> dict[str, Any]:
-    """A chat."""
+def ask(process: ServerProcess, **body: Any) -> Any:
     messages = [{"role": "user", "content": "Tell me of the sea."}]
     body = {"messages": messages, "temperature": 0, "max_tokens": 60, "return_token_ids": True, **body}
-    response = httpx.post(f"{process.url}/v1/chat/completions", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return process.answer("/v1/chat/completions", body)
 
 
 @torch.no_grad()

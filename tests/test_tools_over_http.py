@@ -53,13 +53,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def ask(server: ServerProcess, tenant: str = "ann", path: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+def ask(server: ServerProcess, tenant: str = "ann", path: str = "/v1/chat/completions", **body: Any) -> Any:
     body = {"temperature": 0, "max_tokens": 500, **body}
-    response = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=120)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return server.answer(path, body, authorization=f"Bearer {KEYS[tenant]}")
 
 
 def called(choice: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ the network.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 259,
+SHAPE: dict[str, Any] = {  # of a decoder, but for its vocabulary
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -57,6 +57,7 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 256,
     "tie_word_embeddings": False,
 }
+_SHAPE: dict[str, Any] = {**SHAPE, "vocab_size": 259}
 _MIXED: dict[str, Any] = {
     **_SHAPE,
     "num_hidden_layers": 3,
@@ -223,6 +224,15 @@ def make_model(name: str, seed: int = 0, **settings: Any) -> Any:
     return model
 
 
+@torch.no_grad()
+def of_unit_gain(model: Any) -> Any:
+    """The model, with other random weights."""
+    for weight in model.parameters():
+        if weight.ndim >= 2:
+            weight.normal_(0, weight.shape[-1] ** -0.5)
+    return model
+
+
 @cache
 def model_of(name: str) -> Any:
     """The same model for every test of a run; nobody may change it."""
@@ -236,18 +246,37 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes are tokens 0..255; 256 to 258 are end of text, start and end of a message. Every text round-trips."""
-    vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+def byte_tokenizer(
+    special: Sequence[str], vocab: dict[str, int] | None = None, merges: Sequence[tuple[str, str]] = ()
+) -> Tokenizer:
+    """A byte-level tokenizer; without a vocabulary, bytes are tokens 0..255. Special tokens come behind them. Every
+    text round-trips.
+    """
+    vocab = vocab or {char: byte for byte, char in enumerate(byte_alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[*merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*special])
+    return tokenizer
+
+
+def make_tokenizer(*marks: str, **options: Any) -> PreTrainedTokenizerFast:
+    """A byte tokenizer; 256 to 258 are end of text, start and end of a message, ``marks`` come behind them."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=CONTEXT
+        tokenizer_object=byte_tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks]),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=CONTEXT,
+        **options,
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
+
+
+def token_of(entry: dict[str, Any]) -> int:
+    """The token of an entry of an answer's log-probabilities: a byte is its own id; the others are spelled out."""
+    data: list[int] = entry["bytes"]
+    return data[0] if len(data) == 1 else int(make_tokenizer().convert_tokens_to_ids(bytes(data).decode()))
 
 
 def save_model(name: str, folder: Path) -> Path:

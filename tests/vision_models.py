@@ -13,8 +13,7 @@ import hearing_models
 import numpy as np
 import torch
 import transformers
-from tiny_models import CONTEXT, byte_alphabet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_models import SHAPE, make_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -22,7 +21,6 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ENDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS: dict[str, dict[str, str]] = {  # the tokens that each processor knows by name
     "llava": {"image_token": "<image>"},
     "qwen2_vl": {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
@@ -95,19 +93,6 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     },
 }
 
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": None,
-    "eos_token_id": 258,
-    "pad_token_id": 256,
-    "tie_word_embeddings": False,
-}
 _EYE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -144,18 +129,7 @@ PREPROCESSORS |= hearing_models.PREPROCESSORS
 
 def tokenizer_of(name: str) -> Any:
     """The tokenizer of bytes of ``tiny_models``, with the marks of this model behind them."""
-    vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([*ENDS, *OTHER_MARKS.get(name, ()), *MARKS[name].values()])
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        model_max_length=CONTEXT,
-        extra_special_tokens=MARKS[name],
-    )
+    tokenizer = make_tokenizer(*OTHER_MARKS.get(name, ()), *MARKS[name].values(), extra_special_tokens=MARKS[name])
     tokenizer.chat_template = TEMPLATE.replace("PICTURE", SHOWN[name])
     return tokenizer
 
@@ -163,7 +137,7 @@ def tokenizer_of(name: str) -> Any:
 def config_of(name: str) -> Any:
     """A tiny configuration for the vocabulary of ``tokenizer_of``."""
     tokenizer = tokenizer_of(name)
-    text = {**_TEXT, "vocab_size": len(tokenizer)}
+    text = {**SHAPE, "vocab_size": len(tokenizer)}
     token = tokenizer.convert_tokens_to_ids
     if name in hearing_models.MARKS:
         return hearing_models.config_of(name, text, token)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import torch
-from server_process import ServerProcess
-from tiny_models import logits, make_model, make_tokenizer
+from server_process import ServerProcess, until
+from tiny_models import logits, make_model, make_tokenizer, token_of
 
 LAYER = 2 * 2 * 16 * 4  # bytes of a token: K and V, heads, dim, float32
 TEXT = 8  # tokens of a reply: bytes that are no text come back as others
@@ -76,7 +75,7 @@ class Site:
         (choice,) = reply["choices"]
         entries = choice["logprobs"]["content"]
         told = torch.tensor([entry["logprob"] for entry in entries])
-        return Said([*talk], choice["message"]["content"], [*map(self._id, entries)], told), reply["cache"]
+        return Said([*talk], choice["message"]["content"], [*map(token_of, entries)], told), reply["cache"]
 
     def check(self, said: Said) -> None:
         """The reply is what the model says from scratch."""
@@ -104,14 +103,7 @@ class Site:
 
     def stored(self, session: str) -> None:
         """Wait until all of a session is on disk."""
-        until = time.monotonic() + 60
-        while self.held(session, "disk")[0] < self.held(session)[0]:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-    def _id(self, entry: dict[str, Any]) -> int:
-        data: list[int] = entry["bytes"]
-        return data[0] if len(data) == 1 else int(self._tokenizer.convert_tokens_to_ids(bytes(data).decode()))
+        until(lambda: self.held(session, "disk")[0] >= self.held(session)[0], 60.0)
 
 
 def served(case: Case, folder: Path, *flags: str) -> tuple[ServerProcess, Any]:

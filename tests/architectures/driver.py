@@ -134,9 +134,17 @@ class Driver:
         self.run()
         return self.reply(turn)
 
+    def leave(self) -> bool:
+        """Write all that is to be kept; False where nothing is kept between turns."""
+        archive = self.engine.scheduler.store.archive
+        if archive is not None:
+            archive.flush(60.0)
+            archive.close()
+        return archive is not None
+
     def reply(self, turn: str) -> Reply:
         outcome = self._outcomes[turn]
-        if outcome.finish_reason is not FinishReason.LENGTH or outcome.receipt is None:
+        if outcome.finish_reason is not FinishReason.LENGTH or not outcome.admitted:
             raise TurnFailed(f"ended as {outcome.finish_reason}")
         drawn = [entry for delta in outcome.deltas for entry in delta.logprobs]
         read = [entry for delta in outcome.deltas for entry in delta.prompt_logprobs]

@@ -88,10 +88,7 @@ class Crossings(Scenario):
         driver = self._driver(folder=folder)
         replies = [self._among(driver, self._text(threshold - _BEFORE), _CROSSING, "long")]
         replies.append(self._among(driver, self._on(replies[-1]), _LAST, "long"))
-        archive = driver.engine.scheduler.store.archive
-        if archive is not None:
-            archive.flush(60.0)
-            archive.close()
+        driver.leave()
         replies.append(self._among(self._driver(folder=folder), self._on(replies[-1]), _LAST, "long"))
         return replies
 

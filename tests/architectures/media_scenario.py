@@ -266,11 +266,8 @@ class MediaScenario(Scenario):
             one = Medium(medium(2, 3))
             timeline = [*self._text(5), *self._shown(driver, one), *self._text(9)]
             reply = driver.ask(timeline, 3, "s", media=(one.digest,))
-            archive = driver.engine.scheduler.store.archive
-            if archive is None:
+            if not driver.leave():
                 return "nothing is kept between turns"
-            archive.flush(60.0)
-            archive.close()
             driver = self._driver(folder=folder)
             self._shown(driver, one)
             for _ in range(2):
@@ -285,7 +282,7 @@ class MediaScenario(Scenario):
                 for session in [*store.residency]:
                     store.discard(session)
             self._encoded(driver, 0)
-            archive.close()
+            driver.leave()
         return ""
 
     def memory(self) -> str:

@@ -221,11 +221,8 @@ class Scenario:
             timeline = self._text(24)
             reply = driver.ask(timeline, 5, "s")
             timeline = [*timeline, *reply.tokens]
-            archive = driver.engine.scheduler.store.archive
-            if archive is None:
+            if not driver.leave():
                 return "nothing is kept between turns"
-            archive.flush(60.0)
-            archive.close()
             other = self._driver(folder=folder)
             timeline = [*timeline, *self._text(6)]
             reply = other.ask(timeline, 4, "s")

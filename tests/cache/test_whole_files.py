@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ CHUNKS: list[bytes | memoryview] = [b"one", memoryview(b"two"), b"", b"three" * 
 WHOLE = b"one" + b"two" + b"three" * 1000
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[int], None]) -> None:
-    """``before(n)`` runs ahead of the ``n``-th call of ``os.<name>``, counted from 1."""
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseException) -> None:
+    """The call of ``os.<name>`` of that number raises, counted from 1."""
     real, calls = getattr(os, name), 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        before(calls)
+        if calls == at:
+            raise error
         return real(*args, **kwargs)
 
     monkeypatch.setattr(os, name, counted)
@@ -75,13 +75,9 @@ def test_short_writes_and_reads_are_gone_on_with(tmp_path: Path, monkeypatch: py
 def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int, error: int
 ) -> None:
-    def fail(n: int) -> None:
-        if n == at:
-            raise OSError(error, os.strerror(error))
-
     descriptors = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        count_calls(patch, call, fail)
+        fail_at(patch, call, at, OSError(error, os.strerror(error)))
         with pytest.raises(OSError, match=os.strerror(error)) as raised:
             write_file(tmp_path, "a.kv", CHUNKS)
     assert raised.value.errno == error
@@ -92,10 +88,7 @@ def test_a_write_that_fails_leaves_nothing(
 
 
 def test_a_writer_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(n: int) -> None:
-        raise KeyboardInterrupt
-
-    count_calls(monkeypatch, "rename", interrupt)
+    fail_at(monkeypatch, "rename", 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         write_file(tmp_path, "a.kv", CHUNKS)
     assert os.listdir(tmp_path) == []
@@ -177,12 +170,7 @@ def test_the_machines_trouble_is_not_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, kind: type[Exception]
 ) -> None:
     write_file(tmp_path, "a.kv", CHUNKS)
-
-    def fail(n: int) -> None:
-        if n == 2:  # the first opens the folder
-            raise OSError(error, os.strerror(error))
-
-    count_calls(monkeypatch, "open", fail)
+    fail_at(monkeypatch, "open", 2, OSError(error, os.strerror(error)))  # the first opens the folder
     with pytest.raises(kind):
         open_file(tmp_path, "a.kv")
 
@@ -265,13 +253,9 @@ def test_removing_takes_what_is_there_links_themselves_and_nothing_else(tmp_path
 def test_only_temporaries_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_file(tmp_path, "a.kv", CHUNKS)
     write_file(tmp_path, "b.tmp", CHUNKS)
-
-    def killed(n: int) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        count_calls(patch, "rename", killed)
-        count_calls(patch, "unlink", killed)  # a kill leaves no time to clear up
+        fail_at(patch, "rename", 1, KeyboardInterrupt())
+        fail_at(patch, "unlink", 1, KeyboardInterrupt())  # a kill leaves no time to clear up
         with pytest.raises(KeyboardInterrupt):
             write_file(tmp_path, "c.kv", CHUNKS)
     assert len(os.listdir(tmp_path)) == 3

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from engine_kit import Kit
 
-from scheduler.core.session_commands import SessionCommands
 from scheduler.process import Channel, ServingLoop
 from scheduler.protocol import FinishReason, Refused, Shutdown, StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Stopping
@@ -35,7 +34,7 @@ def test_a_refusal_is_told_before_the_end() -> None:
     kit = Kit(max_queued=2)
     turns = [waiting("t1", "a"), waiting("t2", "a"), waiting("t3", "b")]
     channel = Script([*turns, Shutdown(0.0)])
-    ServingLoop(kit.engine, SessionCommands(kit.store, kit.fingerprint), cast(Channel, channel)).run()
+    ServingLoop(kit.engine, kit.commands, cast(Channel, channel)).run()
     *_, refused, outputs = channel.sent
     assert isinstance(refused, Refused)
     assert (refused.turn, refused.code) == ("t2", "queue_full")

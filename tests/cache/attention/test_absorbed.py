@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
 import torch
+from session_kit import session_of
 
 from cache.attention import packed_attention
 from cache.attention.absorbed import Absorbed, NotLinear, basis, measure
@@ -15,7 +15,6 @@ from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page
-from cache.pages.session import SessionCache
 
 SIZE = 4
 HEADS, LATENT, SHARED, OWN, WIDTH = 4, 12, 6, 10, 8
@@ -77,9 +76,7 @@ class Scene:
         slots, work = torch.randperm(20).tolist(), []
         self.rows: list[torch.Tensor] = []
         for cached, new in ((0, 5), (11, 1), (6, 7)):
-            session = SessionCache("a", None)
-            session.token_ids = array("i", range(cached + new))
-            session.on_fed(cached)
+            session = session_of(range(cached + new), new)
             session.pages = [Page(self.tier, slots.pop()) for _ in range(-(-(cached + new) // SIZE))]
             self.rows.append(torch.randn(cached + new, LATENT + SHARED))
             places = torch.tensor([session.pages[p // SIZE].slot * SIZE + p % SIZE for p in range(cached)])

@@ -7,12 +7,12 @@ import logging
 import os
 import random
 import stat
-from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from session_kit import session_of
 
 from cache import compiler
 from cache.attention import cpu, self_test
@@ -25,7 +25,6 @@ from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page
-from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")
 FULL = AttentionLayer(Reach.FULL, None, stores=True)
@@ -54,9 +53,7 @@ class Scene:
         self.sessions = []
         self.history: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (cached, new), count in zip(work, pages, strict=True):
-            session = SessionCache("a", None)
-            session.token_ids = array("i", bytes(4 * (cached + new)))
-            session.on_fed(cached)
+            session = session_of([0] * (cached + new), new)
             if hide and cached > 9:
                 session.hide(3, 9)
             session.pages = [Page(self.tier, slots.pop()) for _ in range(count)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
+import session_kit
 import torch
 
 from cache.attention.decode import DecodeStep, Tables
@@ -28,9 +27,7 @@ def tier_of(divided: bool = False) -> MemoryTier:
 
 def session_of(tier: MemoryTier, length: int) -> SessionCache:
     """One that has fed ``length`` tokens, with room for the next, and has released a near part."""
-    session = SessionCache("a", None)
-    session.token_ids = array("i", range(100 + length, 201 + 2 * length))
-    session.on_fed(length)
+    session = session_kit.session_of(range(100 + length, 201 + 2 * length), 101)
     near = bool(tier.near_layers)
     session.pages = [Page(tier, tier.alloc(), tier.alloc(near=True) if near else -1) for _ in range(length // SIZE + 1)]
     if length > SIZE:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from array import array
 from typing import Any
 
 import pytest
 import torch
+from session_kit import session_of
 
 from cache.attention.packed_attention import PackedAttention, Unsupported, attend
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page
-from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")
 SIZE = 4
@@ -66,6 +65,12 @@ def test_attend(kv_heads: int, masked: bool, softcap: float | None, sinks: bool)
     assert (got.double() - want).abs().max() < 1e-5
 
 
+def first_layer() -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.layer_idx = 0  # type: ignore[assignment]
+    return module
+
+
 class Scene:
     """Three sessions in one step over one layer: cached keys and values in pages, new ones in the packed row."""
 
@@ -77,9 +82,7 @@ class Scene:
         self.history: list[tuple[torch.Tensor, torch.Tensor]] = []
         work = []
         for cached, new in ((0, 5), (11, 1), (6, 7)):
-            session = SessionCache("a", None)
-            session.token_ids = array("i", range(cached + new))
-            session.on_fed(cached)
+            session = session_of(range(cached + new), new)
             session.pages = [Page(self.tier, slots.pop()) for _ in range(-(-(cached + new) // SIZE))]
             key, value = torch.randn(cached + new, 2, WIDTH), torch.randn(cached + new, 2, WIDTH)
             if cached:
@@ -98,14 +101,12 @@ class Scene:
     def run(self, in_place: bool, transform: bool = False, **kwargs: Any) -> tuple[PackedAttention, torch.Tensor]:
         """What the layer computes through our cache and attention function."""
         attention = PackedAttention(self.layers)
-        module = torch.nn.Module()
-        module.layer_idx = 0  # type: ignore[assignment]
         cache = PackedCache(self.layers, self.step, frozenset({0}) if in_place else frozenset())
         with attention.running(self.step):
             key, value = cache.update(self.key, self.value, 0)
             if transform:
                 key, value = key * 1.0, value * 1.0
-            out, _ = attention(module, self.query, key, value, None, scaling=0.5, **kwargs)
+            out, _ = attention(first_layer(), self.query, key, value, None, scaling=0.5, **kwargs)
         return attention, out
 
     def wanted(self, **kwargs: Any) -> torch.Tensor:
@@ -159,8 +160,7 @@ def test_soft_caps_and_sinks_reach_the_softmax() -> None:
 def test_sinks_of_the_module_are_used() -> None:
     scene = Scene(LAYERS[0])
     attention = PackedAttention(scene.layers)
-    module = torch.nn.Module()
-    module.layer_idx = 0  # type: ignore[assignment]
+    module = first_layer()
     module.sinks = torch.nn.Parameter(torch.randn(4), requires_grad=False)
     cache = PackedCache(scene.layers, scene.step, frozenset())
     with attention.running(scene.step):
@@ -180,28 +180,16 @@ def test_arguments_that_say_nothing_about_keys_are_accepted() -> None:
     assert (out.double() - scene.wanted()).abs().max() < 1e-5
 
 
-def test_a_mask_is_refused() -> None:
+@pytest.mark.parametrize(("mask", "refused"), [(torch.zeros(1), "mask"), (None, "not its session's")])
+def test_masks_and_keys_of_unknown_origin_are_refused(mask: torch.Tensor | None, refused: str) -> None:
     scene = Scene(LAYERS[0])
     attention = PackedAttention(scene.layers)
-    module = torch.nn.Module()
-    module.layer_idx = 0  # type: ignore[assignment]
-    with attention.running(scene.step), pytest.raises(Unsupported, match="mask"):
-        attention(module, scene.query, scene.key, scene.value, torch.zeros(1))
-
-
-def test_keys_of_unknown_origin_are_refused() -> None:
-    scene = Scene(LAYERS[0])
-    attention = PackedAttention(scene.layers)
-    module = torch.nn.Module()
-    module.layer_idx = 0  # type: ignore[assignment]
-    with attention.running(scene.step), pytest.raises(Unsupported, match="not its session's"):
-        attention(module, scene.query, scene.key, scene.value, None)
+    with attention.running(scene.step), pytest.raises(Unsupported, match=refused):
+        attention(first_layer(), scene.query, scene.key, scene.value, mask)
 
 
 def test_a_call_outside_of_a_step_is_refused() -> None:
     scene = Scene(LAYERS[0])
     attention, _ = scene.run(True)
-    module = torch.nn.Module()
-    module.layer_idx = 0  # type: ignore[assignment]
     with pytest.raises(Unsupported, match="outside"):
-        attention(module, scene.query, scene.key, scene.value, None)
+        attention(first_layer(), scene.query, scene.key, scene.value, None)

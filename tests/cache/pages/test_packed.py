@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 import torch
+from session_kit import session_of
 
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
@@ -31,9 +31,7 @@ def sessions_on(tier: MemoryTier, work: list[tuple[int, int]]) -> list[tuple[Ses
     random.Random(3).shuffle(slots)
     out = []
     for number, (cached, new) in enumerate(work):
-        session = SessionCache("a", None)
-        session.token_ids = array("i", [100 * number + at for at in range(cached + new)])
-        session.on_fed(cached)
+        session = session_of(range(100 * number, 100 * number + cached + new), new)
         session.pages = [Page(tier, slots.pop()) for _ in range(-(-(cached + new) // SIZE))]
         out.append((session, new))
     return out

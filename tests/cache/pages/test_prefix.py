@@ -6,17 +6,10 @@ import random
 from array import array
 
 import pytest
+from session_kit import session_of
 
 from cache.pages.prefix import PrefixIndex, PrefixIndexes, _Node
 from cache.pages.session import SessionCache
-
-
-def session_of(tokens: list[int]) -> SessionCache:
-    """A session that has cached ``tokens``."""
-    session = SessionCache("a", None)
-    session.token_ids = array("i", tokens)
-    session.on_fed(len(tokens))
-    return session
 
 
 def shared(a: list[int], b: list[int]) -> int:

@@ -44,12 +44,10 @@ class Desk:
         return session
 
     def stop_of(self, session: SessionCache) -> Stop:
-        """Its stop."""
         assert session.stop is not None
         return session.stop
 
     def has(self, session: SessionCache) -> bool:
-        """Whether it is in memory."""
         return session in self.bench.sessions()
 
 

@@ -7,20 +7,13 @@ from array import array
 
 import pytest
 import torch
+from session_kit import session_of
 
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.pool import Page
 from cache.pages.session import SessionCache, common_prefix
 
 CPU = torch.device("cpu")
-
-
-def session_of(count: int) -> SessionCache:
-    """A session that was fed tokens 0, 1, 2 and so on."""
-    session = SessionCache("a", None)
-    session.token_ids = array("i", range(count))
-    session.on_fed(count)
-    return session
 
 
 def test_common_prefix_against_a_loop() -> None:
@@ -52,7 +45,7 @@ def test_feeding_more_than_there_is_fails() -> None:
 
 
 def test_one_token_of_a_prompt_is_always_left_to_feed() -> None:
-    session = session_of(4)
+    session = session_of(range(4))
     assert session.reachable(array("i", [0, 1, 2, 3])) == 3
     assert session.reachable(array("i", [0, 1, 2, 3, 4])) == 4
     assert session.reachable(array("i", [0, 9])) == 1
@@ -60,13 +53,13 @@ def test_one_token_of_a_prompt_is_always_left_to_feed() -> None:
 
 
 def test_pending_tokens_are_not_reachable() -> None:
-    session = session_of(2)
+    session = session_of(range(2))
     session.token_ids.extend([2, 3])
     assert session.reachable(array("i", [0, 1, 2, 3, 4])) == 2
 
 
 def test_hidden_tokens_end_what_others_may_share() -> None:
-    session = session_of(6)
+    session = session_of(range(6))
     session.hide(4, 99)
     assert bytes(session.mask) == b"\1\1\1\1\0\0"
     assert session.hidden == 2
@@ -77,7 +70,7 @@ def test_hidden_tokens_end_what_others_may_share() -> None:
 
 
 def test_a_cut_before_the_hidden_tokens_forgets_that_they_were_hidden() -> None:
-    session = session_of(6)
+    session = session_of(range(6))
     session.hide(2, 4)
     session.cut(3)
     assert (session.hidden, list(session.shareable)) == (1, [0, 1])
@@ -86,7 +79,7 @@ def test_a_cut_before_the_hidden_tokens_forgets_that_they_were_hidden() -> None:
 
 
 def test_a_cut_drops_pending_tokens_too() -> None:
-    session = session_of(3)
+    session = session_of(range(3))
     session.token_ids.append(9)
     session.cut(3)
     assert list(session.token_ids) == [0, 1, 2]

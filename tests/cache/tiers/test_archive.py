@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Kit, Outcome
+from archive_kit import TALK, check, check_and_settle, files_of, held, reused, size_of_one
+from engine_kit import Kit, failing
 from tiny_models import greedy
 
 from cache.memory.codec import Codec
@@ -34,42 +33,6 @@ from scheduler.protocol import (
 )
 from scheduler.turn_receipt import Miss
 
-TALK = list(range(20, 60))
-
-
-def cost(outcome: Outcome) -> tuple[int, int]:
-    """Tokens reused, and how many of them came from disk."""
-    assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
-
-
-def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcome:
-    """One turn whose tokens must be those of a from-scratch forward."""
-    outcome = kit.ask(prompt, count, **options)
-    assert outcome.tokens == greedy(kit.model, prompt, count, outcome.tokens)
-    return outcome
-
-
-def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.kv"))
-
-
-@contextmanager
-def slow_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Writes wait for the event before they look at the pages."""
-    go = threading.Event()
-    gather = MemoryTier.gather
-
-    def waiting(*args: Any) -> Any:
-        go.wait(20)
-        return gather(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryTier, "gather", waiting)
-        yield go
-        go.set()
-
-
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
@@ -79,8 +42,7 @@ def test_a_turn_writes_its_new_tokens_only(tmp_path: Path) -> None:
     sizes = []
     for _ in range(4):
         before = kit.archive.write_behind.written
-        outcome = kit.ask(prompt, 8, session="s")
-        kit.settle()
+        outcome = kit.ask_and_settle(prompt, 8, session="s")
         sizes.append(kit.archive.write_behind.written - before)
         prompt = [*prompt, *outcome.tokens, *range(100, 108)]
     assert len(files_of(tmp_path)) == 4
@@ -93,54 +55,45 @@ def test_a_turn_writes_its_new_tokens_only(tmp_path: Path) -> None:
 
 def test_nothing_is_written_twice_while_nothing_is_new(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 1, session="s")
     written = kit.archive.write_behind.written
-    kit.ask(TALK, 1, session="s")  # regenerates the same token
-    kit.settle()
+    kit.ask_and_settle(TALK, 1, session="s")  # regenerates the same token
     assert kit.archive.write_behind.written - written < 3000  # the last prompt token again, at most
 
 
 def test_an_edit_goes_on_from_an_older_file_and_the_newer_one_is_removed(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
-    first = kit.ask(TALK, 8, session="s")
+    first = kit.ask_and_settle(TALK, 8, session="s")
     longer = [*TALK, *first.tokens, 1, 2, 3]
-    kit.settle()
-    kit.ask(longer, 8, session="s")
-    kit.settle()
+    kit.ask_and_settle(longer, 8, session="s")
     old = files_of(tmp_path)
     edited = [*longer[:-2], 9, 9]
-    check(kit, edited, 6, session="s")
-    kit.settle()
+    check_and_settle(kit, edited, 6, session="s")
     assert old[0] in files_of(tmp_path)
     assert old[1] in files_of(tmp_path)  # its first token is kept: the new file goes on from there
-    kit.ask([*TALK, 5, 5], 2, session="s")
-    kit.settle()
+    kit.ask_and_settle([*TALK, 5, 5], 2, session="s")
     assert old[1] not in files_of(tmp_path)
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
-    assert cost(check(fresh, [*TALK, 5, 5], 2, session="s"))[1] >= len(TALK)
+    fresh = kit.restarted()
+    assert reused(check(fresh, [*TALK, 5, 5], 2, session="s"))[1] >= len(TALK)
 
 
 def test_forks_share_their_trunk_on_disk(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     trunk = list(range(150))
-    kit.ask(trunk, 1, session="trunk")
-    kit.settle()
+    kit.ask_and_settle(trunk, 1, session="trunk")
     alone = kit.archive.disk.space.used
     for branch in range(5):
         kit.ask([*trunk, branch, 7], 2, session=f"b{branch}")
     kit.settle()
     assert kit.archive.disk.space.used < alone * 1.6
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     for branch in range(5):
         outcome = check(fresh, [*trunk, branch, 7, 8], 3, session=f"b{branch}")
-        assert cost(outcome)[0] >= len(trunk) + 1
+        assert reused(outcome)[0] >= len(trunk) + 1
     fresh.store.forget("a", "trunk")
     fresh.archive.forget(Owner("a", "trunk", True), lambda: None)
     fresh.settle()
-    assert cost(check(fresh, [*trunk, 3, 7, 8, 9], 3, session="b3"))[0] >= len(trunk)
+    assert reused(check(fresh, [*trunk, 3, 7, 8, 9], 3, session="b3"))[0] >= len(trunk)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -148,7 +101,7 @@ def test_pages_that_are_being_written_are_not_touched(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(name, pages=40, folder=tmp_path)
-    with slow_writer(monkeypatch) as go:
+    with held(monkeypatch, MemoryTier, "gather") as go:
         first = kit.ask(TALK, 6, session="s")
         kit.step()  # its write begins, and waits
         assert kit.archive.held
@@ -156,21 +109,19 @@ def test_pages_that_are_being_written_are_not_touched(
         check(kit, edited, 6, session="s")  # over the very page that waits to be read
         check(kit, list(range(100, 180)), 4)  # would like to have the pages
         go.set()
-    kit.leave()
-    fresh = Kit(name, folder=tmp_path)
-    assert cost(check(fresh, [*edited, 1, 2], session="s"))[0] >= len(edited)
+    fresh = kit.restarted()
+    assert reused(check(fresh, [*edited, 1, 2], session="s"))[0] >= len(edited)
     check(fresh, [*TALK, *first.tokens, 8], session="t")
 
 
 def test_admission_waits_for_pages_that_are_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(pages=24, folder=tmp_path)
-    with slow_writer(monkeypatch) as go:
+    with held(monkeypatch, MemoryTier, "gather") as go:
         kit.ask(list(range(80)), 2, session="s")
         kit.step()
         turn = kit.send(list(range(100, 170)), 3)
-        for _ in range(20):
-            kit.step()
-        assert kit.outcomes[turn].receipt is None
+        kit.step(20)
+        assert not kit.outcomes[turn].admitted
         go.set()
         kit.run()
     assert kit.outcomes[turn].tokens == greedy(kit.model, list(range(100, 170)), 3, kit.outcomes[turn].tokens)
@@ -182,32 +133,29 @@ def test_admission_waits_for_pages_that_are_being_written(tmp_path: Path, monkey
 def test_a_plain_client_that_sends_its_history_again_is_recognised(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     first = kit.ask(TALK, 6)
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     longer = [*TALK, *first.tokens, 1, 2]
     outcome = check(fresh, longer)
-    assert cost(outcome) == (len(longer) - 3, len(longer) - 3)
+    assert reused(outcome) == (len(longer) - 3, len(longer) - 3)
 
 
 def test_other_tenants_see_nothing(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
-    assert cost(fresh.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
-    assert cost(fresh.ask([*TALK, 1], tenant="a", session="s")) != (0, 0)
+    fresh = kit.restarted()
+    assert reused(fresh.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
+    assert reused(fresh.ask([*TALK, 1], tenant="a", session="s")) != (0, 0)
 
 
 def test_two_turns_that_want_the_same_files_read_them_once(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6)
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     turns = [fresh.send([*TALK, i], 3) for i in range(4)]
     fresh.run()
     for i, turn in enumerate(turns):
         assert fresh.outcomes[turn].tokens == greedy(fresh.model, [*TALK, i], 3, fresh.outcomes[turn].tokens)
-        assert cost(fresh.outcomes[turn])[0] == len(TALK)
+        assert reused(fresh.outcomes[turn])[0] == len(TALK)
     once = fresh.archive.loader.read
     assert once == (len(TALK) + 5) * fresh.pool.page_bytes // fresh.pool.page_size
 
@@ -217,12 +165,10 @@ def test_what_memory_has_is_not_read_again(tmp_path: Path) -> None:
     trunk = list(range(60))
     kit.ask(trunk, 1)
     kit.ask([*trunk, *range(100, 140)], 2, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     fresh.ask([*trunk, 7], 1)
     before = fresh.archive.loader.read
     outcome = check(fresh, [*trunk, *range(100, 140), 9], session="s")
-    assert outcome.receipt is not None
     assert outcome.receipt.cached == 100
     assert outcome.receipt.count_reused(Tier.DISK) == 40
     assert fresh.archive.loader.read - before < 70 * fresh.pool.page_bytes // fresh.pool.page_size + 60 * 0 + 10**6
@@ -231,25 +177,21 @@ def test_what_memory_has_is_not_read_again(tmp_path: Path) -> None:
 def test_both_sides_of_a_threshold_are_stored_apart(tmp_path: Path) -> None:
     kit = Kit("longrope", folder=tmp_path)
     check(kit, TALK[:30], session="s")  # beyond the threshold: turned by other frequencies from its first token on
-    kit.leave()
-    fresh = Kit("longrope", folder=tmp_path)
-    assert cost(check(fresh, [*TALK[:15], *range(100, 115)], session="t")) == (15, 15)
-    assert cost(check(fresh, [*TALK[:15], 7], session="u"))[0] == 0
-    fresh.leave()
-    again = Kit("longrope", folder=tmp_path)
-    assert cost(check(again, [*TALK[:15], 7, 8], session="u")) == (16, 16)
+    fresh = kit.restarted()
+    assert reused(check(fresh, [*TALK[:15], *range(100, 115)], session="t")) == (15, 15)
+    assert reused(check(fresh, [*TALK[:15], 7], session="u"))[0] == 0
+    again = fresh.restarted()
+    assert reused(check(again, [*TALK[:15], 7, 8], session="u")) == (16, 16)
 
 
 def test_computing_is_preferred_where_it_is_sooner(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     fresh.archive.restore_rates = slow = type(fresh.archive.restore_rates).__base__()  # type: ignore[misc]
     slow.record_load(1, 1000.0)
     slow.record_compute(1000, 0.001)
     outcome = check(fresh, [*TALK, 1], session="s")
-    assert outcome.receipt is not None
     assert (outcome.receipt.cached, outcome.receipt.miss) == (0, Miss.CHEAPER)
     assert fresh.engine.stats().misses == {"recompute_cheaper": 1}
 
@@ -261,8 +203,7 @@ def test_many_sessions_on_a_device_that_holds_a_few(tmp_path: Path) -> None:
         kit.ask(talk, 1, session=session)
     kit.settle()
     for session, talk in talks.items():
-        outcome = check(kit, [*talk, 9], 2, session=session)
-        assert cost(outcome)[0] == len(talk)
+        assert reused(check(kit, [*talk, 9], 2, session=session))[0] == len(talk)
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp8"])
@@ -275,7 +216,7 @@ def test_sessions_go_on_from_kv_that_was_rounded_at_rest(codec: Any, tmp_path: P
     assert kit.archive.write_behind.written < exact.archive.write_behind.written * 0.6
     fresh = Kit(folder=tmp_path / codec)
     outcome = fresh.ask([*range(120), 1], 4, session="s")
-    assert cost(outcome) == (120, 120)
+    assert reused(outcome) == (120, 120)
     assert len(outcome.tokens) == 4
 
 
@@ -283,39 +224,27 @@ def test_sessions_go_on_from_kv_that_was_rounded_at_rest(codec: Any, tmp_path: P
 
 
 def test_the_budget_is_kept_and_the_least_recently_used_session_leaves(tmp_path: Path) -> None:
-    probe = Kit(folder=tmp_path / "probe")
-    probe.ask(TALK, 1, session="s")
-    probe.settle()
-    one = probe.archive.disk.space.used
-    kit = Kit(folder=tmp_path / "kv", disk_space=int(one * 3.5))
+    kit = Kit(folder=tmp_path / "kv", disk_space=int(size_of_one(tmp_path / "probe") * 3.5))
     for number in range(5):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
         assert kit.archive.disk.space.used <= kit.archive.disk.space.budget
     assert [owner.session for owner in kit.archive.disk.heads] == ["s2", "s3", "s4"]
     kit.store.pin("a", "s2", 1e12)
     for number in range(5, 8):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert [owner.session for owner in kit.archive.disk.heads] == ["s2", "s6", "s7"]
     for session in ("s2", "s6", "s7"):
         kit.store.pin("a", session, 1e12)
-    kit.ask([99, *TALK[1:]], 1, session="s99")  # pins never keep a tier from making room
-    kit.settle()
+    kit.ask_and_settle([99, *TALK[1:]], 1, session="s99")  # pins never keep a tier from making room
     assert [owner.session for owner in kit.archive.disk.heads] == ["s6", "s7", "s99"]
     assert len(files_of(tmp_path / "kv")) == 3
 
 
 def test_a_tenant_beyond_its_share_leaves_before_others(tmp_path: Path) -> None:
-    probe = Kit(folder=tmp_path / "probe")
-    probe.ask(TALK, 1, session="s")
-    probe.settle()
-    kit = Kit(folder=tmp_path / "kv", disk_space=int(probe.archive.disk.space.used * 4.5), share=0.5)
-    kit.ask(TALK, 1, session="b", tenant="b")
-    kit.settle()
+    kit = Kit(folder=tmp_path / "kv", disk_space=int(size_of_one(tmp_path / "probe") * 4.5), share=0.5)
+    kit.ask_and_settle(TALK, 1, session="b", tenant="b")
     for number in range(6):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert Owner("b", "b", True) in kit.archive.disk.heads
     assert len(kit.archive.disk.heads) == 4
 
@@ -329,13 +258,11 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kit = Kit(folder=tmp_path)
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 1, session="s")
     before = files_of(tmp_path)
     kit.archive.disk.space.floor = 1 << 62
     check(kit, [*TALK, 1], session="s")
-    check(kit, [*TALK, 2], session="t")
-    kit.settle()
+    check_and_settle(kit, [*TALK, 2], session="t")
     assert files_of(tmp_path) == before
     assert (kit.engine.stats().disk_errors, kit.engine.stats().disk_failing) == (2, 1)
     refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; turns still run, "
@@ -346,8 +273,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     kit.settle()
     assert kit.engine.stats().disk_failing == 0  # without any turn
     assert told_of(caplog)[1:] == ["KV is written to disk again"]
-    check(kit, [*TALK, 3], session="t")
-    kit.settle()
+    check_and_settle(kit, [*TALK, 3], session="t")
     assert len(files_of(tmp_path)) == len(before) + 1
 
 
@@ -357,12 +283,10 @@ def test_other_models_files_are_the_first_to_go(tmp_path: Path) -> None:
     old.leave()
     size = old.archive.disk.space.used
     kit = Kit(folder=tmp_path, disk_space=3 * size)
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 1, session="s")
     assert (tmp_path / old.fingerprint).exists()
     for number in range(3):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert not (tmp_path / old.fingerprint).exists()
 
 
@@ -379,8 +303,7 @@ def test_files_of_a_model_with_an_engine_of_its_own_stay(lives: bool, tmp_path: 
     kept = () if lives else (other.fingerprint,)
     kit = Kit(folder=tmp_path, disk_space=3 * size, kept=kept)
     for number in range(4):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert len(files_of(tmp_path / other.fingerprint)) == 1
 
 
@@ -391,45 +314,36 @@ def test_turns_go_on_without_the_disk_and_it_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kit = Kit(folder=tmp_path)
-
-    def full(*args: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(saver_module, "write", full)
-        first = check(kit, TALK, session="s")
-        kit.settle()
+        patch.setattr(saver_module, "write", failing(OSError(28, "No space left on device")))
+        first = check_and_settle(kit, TALK, session="s")
     assert (kit.engine.stats().disk_errors, kit.engine.stats().disk_failing) == (1, 1)
     (told,) = told_of(caplog)
     assert told.startswith("KV is not written to disk: No space left on device; ")
     assert files_of(tmp_path) == []
     second = check(kit, [*TALK, *first.tokens, 3], session="s")
-    assert cost(second)[0] == len(TALK) + 3
+    assert reused(second)[0] == len(TALK) + 3
     kit.archive.write_behind._paused_until = 0.0  # five seconds later
     kit.step()
     kit.settle()
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
-    assert cost(check(fresh, [*TALK, *first.tokens, 3, 4], session="s"))[0] >= len(TALK) + 4
+    fresh = kit.restarted()
+    assert reused(check(fresh, [*TALK, *first.tokens, 3, 4], session="s"))[0] >= len(TALK) + 4
 
 
 def test_a_forgotten_session_never_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    kit.ask(TALK, 6, session="s")
-    kit.settle()
-    with slow_writer(monkeypatch) as go:
+    kit.ask_and_settle(TALK, 6, session="s")
+    with held(monkeypatch, MemoryTier, "gather") as go:
         kit.ask([*TALK, 1, 2, 3], 6, session="s")
         kit.step()  # a write is under way
-        clerk.forget(Forget("a", "s"))
-        assert clerk.take() == []
+        kit.commands.forget(Forget("a", "s"))
+        assert kit.commands.take() == []
         go.set()
         kit.settle()
-    assert clerk.take() == [Forgotten("a", "s")]
+    assert kit.commands.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path) == []
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
-    assert cost(fresh.ask([*TALK, 1], session="s")) == (0, 0)
+    fresh = kit.restarted()
+    assert reused(fresh.ask([*TALK, 1], session="s")) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
@@ -437,32 +351,27 @@ def test_what_others_share_with_a_forgotten_session_is_all_that_stays(name: str,
     kit = Kit(name, folder=tmp_path)
     shared, secret = list(range(20, 40)), list(range(150, 180))
     kit.ask(shared, 1, session="root")  # states can be gone back to where a turn begins
-    kit.ask([*shared, 1, *secret], 4, session="alice")
-    kit.settle()
+    kit.ask_and_settle([*shared, 1, *secret], 4, session="alice")
     bob = [*shared, 1, 2, 3]
-    kit.ask(bob, 4, session="bob")
-    kit.settle()
+    kit.ask_and_settle(bob, 4, session="bob")
     for session in ("alice", "root"):
-        clerk = SessionCommands(kit.store, kit.fingerprint)
-        clerk.forget(Forget("a", session))
+        kit.commands.forget(Forget("a", session))
         kit.settle()
         kit.step()
-        assert clerk.take() == [Forgotten("a", session)]
+        assert kit.commands.take() == [Forgotten("a", session)]
     for path in files_of(tmp_path):
         header = read_header(path.parent, path.name)
         assert pack_ids(secret[:2]) not in header.tokens
         assert not any(tensor.paged and tensor.shape[0] > len(bob) + 4 for tensor in header.tensors)
     check(kit, [*bob, 5], session="bob")
-    kit.leave()
-    fresh = Kit(name, folder=tmp_path)
+    fresh = kit.restarted()
     assert {owner.session for owner in fresh.archive.disk.heads} == {"bob"}
     assert fresh.archive.disk.damaged == 0
     outcome = check(fresh, [*bob, 5, 6], session="bob")
-    assert cost(outcome)[0] >= len(shared)
-    assert cost(fresh.ask([*shared, 1, *secret, 7], 1, session="alice"))[0] <= len(shared) + 1
-    clerk = SessionCommands(fresh.store, fresh.fingerprint)
+    assert reused(outcome)[0] >= len(shared)
+    assert reused(fresh.ask([*shared, 1, *secret, 7], 1, session="alice"))[0] <= len(shared) + 1
     for session in ("bob", "alice"):
-        clerk.forget(Forget("a", session))
+        fresh.commands.forget(Forget("a", session))
     fresh.settle()
     assert files_of(tmp_path) == []
 
@@ -470,27 +379,24 @@ def test_what_others_share_with_a_forgotten_session_is_all_that_stays(name: str,
 def test_a_session_that_is_forgotten_while_it_is_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     turn = fresh.send([*TALK, 1], 3, session="s")
     fresh.step()  # the read is under way
     fresh.engine.end("a", "s")
-    clerk = SessionCommands(fresh.store, fresh.fingerprint)
-    clerk.forget(Forget("a", "s"))
+    fresh.commands.forget(Forget("a", "s"))
     fresh.settle()
     fresh.step()
     assert str(fresh.outcomes[turn].finish_reason) == "cancelled"
     assert len(fresh.store.residency) == 0
     assert files_of(tmp_path) == []
-    assert cost(fresh.ask([*TALK, 1], session="s")) == (0, 0)
+    assert reused(fresh.ask([*TALK, 1], session="s")) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
 def test_a_damaged_file_is_a_miss_and_what_comes_before_it_is_used(name: str, tmp_path: Path) -> None:
     kit = Kit(name, folder=tmp_path)
-    first = kit.ask(TALK, 6, session="s")
+    first = kit.ask_and_settle(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
-    kit.settle()
     second = kit.ask(longer, 6, session="s")
     kit.leave()
     newest = max(files_of(tmp_path), key=lambda path: path.name)
@@ -500,15 +406,13 @@ def test_a_damaged_file_is_a_miss_and_what_comes_before_it_is_used(name: str, tm
     fresh = Kit(name, folder=tmp_path)
     longer = [*longer, *second.tokens, 3]
     outcome = check(fresh, longer, session="s")
-    assert outcome.receipt is not None
     assert outcome.receipt.miss is Miss.DAMAGED
     assert len(TALK) + 5 <= outcome.receipt.cached < len(longer) - 7
     assert fresh.archive.disk.damaged == 1
     fresh.settle()
     assert not newest.exists()
-    fresh.leave()
-    again = Kit(name, folder=tmp_path)
-    assert cost(check(again, [*longer, 7], session="s"))[0] >= len(longer) - 1
+    again = fresh.restarted()
+    assert reused(check(again, [*longer, 7], session="s"))[0] >= len(longer) - 1
 
 
 def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path) -> None:
@@ -516,8 +420,7 @@ def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path
     talks = {"s": TALK, "t": [99, *TALK[1:]]}  # of one length and shape
     for session, talk in talks.items():
         kit.ask(talk, 1, session=session)
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     one, other = files_of(tmp_path)
     one.rename(tmp_path / "aside")
     other.rename(one)
@@ -530,84 +433,72 @@ def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
+def tiers_of(kit: Kit) -> dict[Tier, TierHolding]:
+    """Where "s" lies, which has no turn running."""
+    kit.commands.inspect(Inspect("r", "a", "s"))
+    (answer,) = kit.commands.take()
+    assert isinstance(answer, Inspected)
+    assert answer.request == "r"
+    assert not answer.running
+    return answer.tiers
+
+
+def tokens_of(kit: Kit) -> dict[Tier, int]:
+    return {tier: holding.tokens for tier, holding in tiers_of(kit).items()}
+
+
 def test_inspect_tells_where_a_session_lies(tmp_path: Path) -> None:
     kit = Kit(pages=32, host_pages=32, folder=tmp_path)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-
-    def tiers() -> dict[Tier, TierHolding]:
-        clerk.inspect(Inspect("r", "a", "s"))
-        (answer,) = clerk.take()
-        assert isinstance(answer, Inspected)
-        assert answer.request == "r"
-        assert not answer.running
-        return answer.tiers
-
-    assert tiers() == {}
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
-    assert {tier: held.tokens for tier, held in tiers().items()} == {"device": 40, "disk": 40}
-    assert tiers()[Tier.DEVICE].bytes == 10 * kit.pool.page_bytes
-    assert tiers()[Tier.DISK].bytes == sum(path.stat().st_size for path in files_of(tmp_path))
+    assert tiers_of(kit) == {}
+    kit.ask_and_settle(TALK, 1, session="s")
+    assert tokens_of(kit) == {"device": 40, "disk": 40}
+    assert tiers_of(kit)[Tier.DEVICE].bytes == 10 * kit.pool.page_bytes
+    assert tiers_of(kit)[Tier.DISK].bytes == sum(path.stat().st_size for path in files_of(tmp_path))
     kit.ask(list(range(100, 200)), 1)
-    assert {tier: held.tokens for tier, held in tiers().items()} == {"host": 40, "disk": 40}
-    kit.store.discard(kit.store.find("a", "s"))  # type: ignore[arg-type]
-    assert set(tiers()) == {"disk"}
+    assert tokens_of(kit) == {"host": 40, "disk": 40}
+    kit.store.discard(kit.find("s"))
+    assert set(tiers_of(kit)) == {"disk"}
 
 
 def test_inspect_counts_what_lies_below_of_the_present_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-
-    def tiers() -> dict[str, int]:
-        clerk.inspect(Inspect("r", "a", "s"))
-        (answer,) = clerk.take()
-        assert isinstance(answer, Inspected)
-        return {tier: held.tokens for tier, held in answer.tiers.items()}
-
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
-    assert tiers() == {"device": 40, "disk": 40, "remote": 40}
-    with slow_writer(monkeypatch):
+    kit.ask_and_settle(TALK, 1, session="s")
+    assert tokens_of(kit) == {"device": 40, "disk": 40, "remote": 40}
+    with held(monkeypatch, MemoryTier, "gather"):
         kit.ask([*TALK[:30], 5, 6, 7], 1, session="s")
         kit.step()
-        assert tiers() == {"device": 33, "disk": 30, "remote": 30}
+        assert tokens_of(kit) == {"device": 33, "disk": 30, "remote": 30}
         kit.ask([5, 6], 1, session="s")
         kit.step()
-        assert tiers() == {"device": 2}
+        assert tokens_of(kit) == {"device": 2}
     kit.settle()
-    assert tiers() == {"device": 2, "disk": 2, "remote": 2}
+    assert tokens_of(kit) == {"device": 2, "disk": 2, "remote": 2}
 
 
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
 def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     kit = Kit(name, folder=tmp_path / "here")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    first = kit.ask(TALK, 6, session="s")
+    first = kit.ask_and_settle(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
-    kit.settle()
     second = kit.ask(longer, 6, session="s")  # not settled: what is not on disk yet is written for the export
-    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
-    kit.settle()
+    kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
     length = len(longer) + 5
-    assert clerk.take() == [Exported("r", 2, length)]
+    assert kit.answers() == [Exported("r", 2, length)]
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = SessionCommands(other.store, other.fingerprint)
-    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
-    other.settle()
-    assert clerk.take() == [Imported("q", length)]
+    other.commands.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    assert other.answers() == [Imported("q", length)]
     longest = [*longer, *second.tokens, 5]
     outcome = check(other, longest, tenant="b", session="moved")
-    assert cost(outcome)[0] == length
-    assert cost(other.ask(longest, 1, tenant="b", session="another"))[0] == 0  # a client's KV serves its session only
-    clerk.forget(Forget("b", "another"))  # what was computed here may be shared
-    other.leave()
-    again = Kit(name, folder=tmp_path / "there")
-    assert cost(check(again, [*longest, 1], tenant="b", session="moved"))[0] >= length
+    assert reused(outcome)[0] == length
+    assert reused(other.ask(longest, 1, tenant="b", session="another"))[0] == 0  # a client's KV serves its session only
+    other.commands.forget(Forget("b", "another"))  # what was computed here may be shared
+    again = other.restarted()
+    assert reused(check(again, [*longest, 1], tenant="b", session="moved"))[0] >= length
     assert again.archive.disk.heads[Owner("b", "moved", True)].tip.private
-    assert cost(again.ask([*longest, 1], 1, tenant="b", session="third"))[0] == 0
+    assert reused(again.ask([*longest, 1], 1, tenant="b", session="third"))[0] == 0
 
 
 def test_a_session_that_is_deleted_while_its_capsule_is_looked_at_stays_deleted(
@@ -615,18 +506,15 @@ def test_a_session_that_is_deleted_while_its_capsule_is_looked_at_stays_deleted(
 ) -> None:
     kit = Kit(folder=tmp_path / "here")
     kit.ask(TALK, 6, session="s")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
-    kit.settle()
-    clerk.take()
+    kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+    kit.answers()
     deleted = threading.Event()
     real = segment_loader.read_chain
     monkeypatch.setattr(segment_loader, "read_chain", lambda *args: deleted.wait(30.0) and real(*args))
-    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
-    clerk.forget(Forget("b", "moved", 7))
+    kit.commands.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    kit.commands.forget(Forget("b", "moved", 7))
     deleted.set()
-    kit.settle()
-    assert sorted(clerk.take(), key=str) == [Forgotten("b", "moved", 7), Imported("q", 0)]
+    assert sorted(kit.answers(), key=str) == [Forgotten("b", "moved", 7), Imported("q", 0)]
     assert kit.store.find("b", "moved") is None
     kit.leave()
     assert kit.archive.disk.head(Owner("b", "moved", True)) is None
@@ -635,17 +523,13 @@ def test_a_session_that_is_deleted_while_its_capsule_is_looked_at_stays_deleted(
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
 def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str, tmp_path: Path) -> None:
     kit = Kit(name, folder=tmp_path / "here")
-    kit.ask(TALK, 6, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 6, session="s")
     branch = [*TALK[:-1], 7, 8, 9]  # goes on from within the file of "s"
-    second = kit.ask(branch, 6, session="branch")
-    kit.settle()
+    second = kit.ask_and_settle(branch, 6, session="branch")
     check(kit, [*branch, *second.tokens, 96, 95], 6, session="branch")  # rewound below
     timeline = [*branch, *second.tokens]
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    clerk.export(Export("r", "a", "branch", str(tmp_path / "capsule"), pack_ids(timeline)))
-    kit.settle()
-    (told,) = clerk.take()
+    kit.commands.export(Export("r", "a", "branch", str(tmp_path / "capsule"), pack_ids(timeline)))
+    (told,) = kit.answers()
     assert isinstance(told, Exported)
     files = files_of(tmp_path / "capsule")
     headers = [read_header(file.parent, file.name) for file in files]
@@ -655,11 +539,9 @@ def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str,
     assert told.tokens >= len(branch) - 1
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = SessionCommands(other.store, other.fingerprint)
-    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
-    other.settle()
-    assert clerk.take() == [Imported("q", told.tokens)]
-    assert cost(check(other, [*timeline, 5], tenant="b", session="moved"))[0] == told.tokens
+    other.commands.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    assert other.answers() == [Imported("q", told.tokens)]
+    assert reused(check(other, [*timeline, 5], tenant="b", session="moved"))[0] == told.tokens
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -670,14 +552,11 @@ def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: st
     kit.ask([*TALK, *first.tokens, 5, 6], 6, session="s")  # the fork is at the turn before
     if where == "disk":
         kit.settle()
-        kit.leave()
-        kit = Kit(name, folder=tmp_path / "here")
+        kit = kit.restarted()
     fork = [*TALK, *first.tokens]
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    clerk.export(Export("foreign", "b", "fork", str(tmp_path / "foreign"), pack_ids(fork)))
-    clerk.export(Export("r", "a", "fork", str(tmp_path / "capsule"), pack_ids(fork)))
-    kit.settle()
-    foreign, told = clerk.take()
+    kit.commands.export(Export("foreign", "b", "fork", str(tmp_path / "foreign"), pack_ids(fork)))
+    kit.commands.export(Export("r", "a", "fork", str(tmp_path / "capsule"), pack_ids(fork)))
+    foreign, told = kit.answers()
     assert foreign == Exported("foreign", 0, 0)
     assert isinstance(told, Exported)
     headers = [read_header(file.parent, file.name) for file in files_of(tmp_path / "capsule")]
@@ -687,46 +566,38 @@ def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: st
     assert told.tokens >= (len(fork) - 1 if name == "llama" else len(TALK) - 1)
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = SessionCommands(other.store, other.fingerprint)
-    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
-    other.settle()
-    assert clerk.take() == [Imported("q", told.tokens)]
-    assert cost(check(other, [*fork, 5], tenant="b", session="moved"))[0] == told.tokens
+    other.commands.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    assert other.answers() == [Imported("q", told.tokens)]
+    assert reused(check(other, [*fork, 5], tenant="b", session="moved"))[0] == told.tokens
 
 
 def test_a_capsule_of_a_session_that_begins_otherwise_now_holds_no_cache(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
     for timeline in ([], [1, *TALK]):
-        clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(timeline)))
-        kit.settle()
-        assert clerk.take() == [Exported("r", 0, 0)]
+        kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(timeline)))
+        assert kit.answers() == [Exported("r", 0, 0)]
 
 
 def test_a_capsule_of_another_model_or_with_damage_is_refused(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path / "here")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
-    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
-    kit.settle()
+    kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+    assert kit.answers() == [Exported("r", 1, len(TALK) + 5)]
     (file,) = files_of(tmp_path / "capsule")
     other = Kit("deepseek_v3", folder=tmp_path / "there")
     for fingerprint, reason in ((other.fingerprint, "another fingerprint"), (kit.fingerprint, "damaged")):
         clerk = SessionCommands(other.store, fingerprint)
         clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
         other.settle()
-        (answer,) = clerk.take()
-        assert answer == Imported("q", 0, reason)  # the second one lies about its model: its layers tell
+        assert clerk.take() == [Imported("q", 0, reason)]  # the second one lies about its model: its layers tell
     data = bytearray(file.read_bytes())
     data[-70] ^= 1
     file.unlink()
     file.write_bytes(data)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
-    kit.settle()
-    assert clerk.take() == [Imported("q", 0, "damaged")]
-    assert cost(kit.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
+    kit.commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
+    assert kit.answers() == [Imported("q", 0, "damaged")]
+    assert reused(kit.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
 
 
 # -- the remote tier ---------------------------------------------------------------------------------------------------
@@ -736,40 +607,30 @@ def test_a_capsule_of_another_model_or_with_damage_is_refused(tmp_path: Path) ->
 def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit = Kit(name, folder=tmp_path / "one", remote=url)
-    first = kit.ask(TALK, 6, session="s")
+    first = kit.ask_and_settle(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
-    kit.settle()
     kit.ask([*longer[:30], 7], 2, session="branch")  # its files go on from those of "s"
-    second = kit.ask(longer, 6, session="s")
-    kit.settle()
+    second = kit.ask_and_settle(longer, 6, session="s")
     kit.leave()
     other = Kit(name, folder=tmp_path / "two", remote=url)
     assert not other.archive.disk.heads
     longest = [*longer, *second.tokens, 3]
     outcome = check(other, longest, session="s")
-    assert outcome.receipt is not None
     assert outcome.receipt.cached == outcome.receipt.count_reused(Tier.REMOTE) == len(longest) - 2
-    assert check(other, [*longer[:30], 7, 8], session="branch").receipt.cached >= 30  # type: ignore[union-attr]
-    clerk = SessionCommands(other.store, other.fingerprint)
-    clerk.forget(Forget("a", "s"))
-    clerk.forget(Forget("a", "branch"))
-    other.settle()
-    assert len(clerk.take()) == 2
+    assert check(other, [*longer[:30], 7, 8], session="branch").receipt.cached >= 30
+    other.commands.forget(Forget("a", "s"))
+    other.commands.forget(Forget("a", "branch"))
+    assert len(other.answers()) == 2
     third = Kit(name, folder=tmp_path / "three", remote=url)
-    assert cost(third.ask(longest, 1, session="s"))[0] == 0
+    assert reused(third.ask(longest, 1, session="s"))[0] == 0
 
 
 def test_a_remote_tier_that_is_away_costs_no_turn(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
     sync = kit.archive.syncs[0]
-
-    def away(*args: Any) -> Any:
-        raise OSError("the remote tier does not answer")
-
     for method in ("put", "names", "get", "remove"):
-        setattr(sync.lower, method, away)
+        setattr(sync.lower, method, failing(OSError("the remote tier does not answer")))
     check(kit, TALK, session="s")
-    check(kit, [*TALK, 1], session="s")
-    kit.settle()
+    check_and_settle(kit, [*TALK, 1], session="s")
     assert sync.errors > 0
     assert len(files_of(tmp_path / "kv")) >= 1

@@ -6,15 +6,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from engine_kit import Kit, Outcome
-from tiny_models import greedy
+from archive_kit import TALK, check, check_and_settle, files_of, held, reused, size_of_one
+from engine_kit import Kit, failing
 
 from cache import whole_files
 from cache.memory.memory_tier import MemoryTier
@@ -25,63 +24,12 @@ from cache.tier import Tier
 from cache.tiers import archive as archive_module
 from cache.tiers import write_behind as saver_module
 from cache.tiers.segment_folder import folder_of
-from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Export, Exported, Forget, Forgotten, Import, Imported
 from scheduler.turn_receipt import Miss
-
-TALK = list(range(20, 60))
-
-
-def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcome:
-    """One turn whose tokens must be those of a from-scratch forward."""
-    outcome = kit.ask(prompt, count, **options)
-    assert outcome.tokens == greedy(kit.model, prompt, count, outcome.tokens)
-    return outcome
-
-
-def reused(outcome: Outcome) -> tuple[int, int]:
-    """Tokens reused, and how many of them came from disk."""
-    assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
-
-
-def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.kv"))
 
 
 def owners(kit: Kit) -> list[str]:
     return sorted(owner.session for owner in kit.archive.disk.heads)
-
-
-def size_of_one(folder: Path) -> int:
-    """Bytes of TALK on disk."""
-    kit = Kit(folder=folder)
-    kit.ask(TALK, 1, session="s")
-    kit.leave()
-    return kit.archive.disk.space.used
-
-
-@contextmanager
-def held(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[threading.Event]:
-    """Calls of that function wait for the event before they begin."""
-    go = threading.Event()
-    real: Callable[..., Any] = getattr(owner, name)
-
-    def waiting(*args: Any, **options: Any) -> Any:
-        go.wait(20)
-        return real(*args, **options)
-
-    with patch.context() as patching:
-        patching.setattr(owner, name, waiting)
-        yield go
-        go.set()
-
-
-def failing(error: Exception) -> Callable[..., Any]:
-    def fail(*args: Any, **options: Any) -> Any:
-        raise error
-
-    return fail
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------
@@ -92,11 +40,9 @@ def test_an_unexpected_error_of_a_write_ends_nothing(tmp_path: Path, monkeypatch
     kit = Kit(folder=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(saver_module, "write", failing(ValueError("nobody would believe this file")))
-        check(kit, TALK, session="s")
-        kit.settle()
+        check_and_settle(kit, TALK, session="s")
     assert kit.archive.write_behind.errors == 1  # not tried again and again
-    check(kit, [*TALK, 1], session="t")
-    kit.settle()
+    check_and_settle(kit, [*TALK, 1], session="t")
     assert owners(kit) == ["t"]
 
 
@@ -104,8 +50,7 @@ def test_an_unexpected_error_of_a_write_ends_nothing(tmp_path: Path, monkeypatch
 def test_an_unexpected_error_of_a_read_ends_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(name, folder=tmp_path)
     kit.ask(TALK, 4, session="s")
-    kit.leave()
-    fresh = Kit(name, folder=tmp_path)
+    fresh = kit.restarted()
     with monkeypatch.context() as patch:
         patch.setattr(SegmentReader, "read", failing(RuntimeError("cannot allocate memory")))
         assert reused(check(fresh, [*TALK, 1], session="s")) == (0, 0)
@@ -115,16 +60,14 @@ def test_an_unexpected_error_of_a_read_ends_nothing(name: str, tmp_path: Path, m
 
 def test_a_folder_that_vanishes_costs_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    kit.ask(TALK, 1, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 1, session="s")
     for path in files_of(tmp_path):
         path.unlink()
         path.parent.rmdir()
     shutil.rmtree(kit.archive.disk.folder)  # with its lock
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", failing(FileNotFoundError(2, "No such file or directory")))
-        check(kit, [*TALK, 1], session="t")
-        kit.settle()
+        check_and_settle(kit, [*TALK, 1], session="t")
     check(kit, [*TALK, 2], session="s")
     kit.leave()
     assert len(files_of(tmp_path)) == 2
@@ -141,7 +84,6 @@ def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         for number in range(5):  # more than are read at once
             outcome = check(fresh, [number, *TALK, 1], session=f"s{number}")
             assert reused(outcome) == (0, 0)
-            assert outcome.receipt is not None
             assert outcome.receipt.miss is Miss.CHEAPER
     fresh.settle()
     fresh.step()
@@ -149,7 +91,6 @@ def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 
 def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    commands = SessionCommands(kit.store, kit.fingerprint)
     for session in ("s", "t"):
         kit.ask(TALK if session == "s" else [1, *TALK], 4, session=session)
     kit.settle()
@@ -164,24 +105,21 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypat
         patch.setattr(whole_files, "remove", stubborn)
         for _ in range(2):  # asking again does not make it true
             for session in ("s", "t"):
-                commands.forget(Forget("a", session))
-            kit.settle()
-            assert set(commands.take()) == {Forgotten("a", "t")}
+                kit.commands.forget(Forget("a", session))
+            assert set(kit.answers()) == {Forgotten("a", "t")}
             assert len(files_of(tmp_path)) == 1
     kit.archive.remover._paused_until = 0.0  # five seconds later
     kit.step()
     kit.settle()
     assert files_of(tmp_path) == []
-    commands.forget(Forget("a", "s"))
-    kit.settle()
-    assert commands.take() == [Forgotten("a", "s")]
+    kit.commands.forget(Forget("a", "s"))
+    assert kit.answers() == [Forgotten("a", "s")]
 
 
 def test_damage_that_is_found_at_the_start_is_told_once(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
-    first = kit.ask(TALK, 6, session="s")
+    first = kit.ask_and_settle(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
-    kit.settle()
     second = kit.ask(longer, 6, session="s")
     kit.ask([9, *TALK], 6, session="t")
     kit.ask([8, *TALK], 6, session="u")
@@ -195,7 +133,6 @@ def test_damage_that_is_found_at_the_start_is_told_once(tmp_path: Path) -> None:
     for turn in range(2):
         for session, prompt in (("s", [*longer, *second.tokens]), ("t", [9, *TALK, 1]), ("u", [8, *TALK, 1])):
             receipt = check(fresh, [*prompt, *[3] * (turn + 1)], session=session).receipt
-            assert receipt is not None
             misses.append((session, receipt.miss))
             assert receipt.cached >= (len(TALK) if (session, turn) != ("t", 0) else 0)
         fresh.settle()
@@ -209,9 +146,8 @@ def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(folder=tmp_path)
-    first = kit.ask(TALK, 6, session="s")
+    first = kit.ask_and_settle(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
-    kit.settle()
     kit.ask(longer, 1, session="s")
     kit.leave()
     root, tip = sorted(files_of(tmp_path), key=lambda path: path.name)
@@ -237,27 +173,22 @@ def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
 
 def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(pages=32, host_pages=24, folder=tmp_path / "here")
-    commands = SessionCommands(kit.store, kit.fingerprint)
     kit.archive.write_behind._paused_until = 1e18
     first = kit.ask(TALK, 6, session="s")
     kit.ask(list(range(100, 200)), 1, session="large")  # "s" goes to the host, unwritten
-    session = kit.store.find("a", "s")
-    assert session is not None
+    session = kit.find("s")
     assert not session.warm
     kit.archive.write_behind._paused_until = 0.0
     with held(monkeypatch, MemoryTier, "gather") as go:
         threading.Timer(0.05, go.set).start()
-        commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+        kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
         kit.engine.check_integrity()
         check(kit, [*TALK, *first.tokens, 1], session="s")  # it comes up again, others take its place on the host
         check(kit, list(range(60, 160)), 1)
-    kit.settle()
-    assert commands.take() == [Exported("r", 1, len(TALK) + 5)]
+    assert kit.answers() == [Exported("r", 1, len(TALK) + 5)]
     other = Kit(folder=tmp_path / "there")
-    commands = SessionCommands(other.store, other.fingerprint)
-    commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
-    other.settle()
-    assert commands.take() == [Imported("q", len(TALK) + 5)]
+    other.commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
+    assert other.answers() == [Imported("q", len(TALK) + 5)]
     check(other, [*TALK, *first.tokens, 2], tenant="b", session="s")
 
 
@@ -266,36 +197,31 @@ def test_forgotten_is_told_when_nobody_reads_the_files_any_more(
 ) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
-    commands = SessionCommands(fresh.store, fresh.fingerprint)
+    fresh = kit.restarted()
     with held(monkeypatch, SegmentReader, "read"):
         fresh.send([*TALK, 1], 3, session="s")
         fresh.step()
         fresh.engine.end("a", "s")
-        commands.forget(Forget("a", "s"))
+        fresh.commands.forget(Forget("a", "s"))
         for _ in range(20):
             fresh.step()
             time.sleep(0.001)
-        assert commands.take() == []
+        assert fresh.commands.take() == []
         assert len(files_of(tmp_path)) == 1
-    fresh.settle()
-    assert commands.take() == [Forgotten("a", "s")]
+    assert fresh.answers() == [Forgotten("a", "s")]
     assert files_of(tmp_path) == []
 
 
 def test_an_import_that_is_deleted_while_it_is_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path / "kv")
-    commands = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
-    commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
-    kit.settle()
-    commands.take()
+    kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+    kit.answers()
     with held(monkeypatch, SegmentReader, "read"):
-        commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
+        kit.commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
         while not kit.archive._arriving:
             kit.step()
-        commands.forget(Forget("b", "s"))
+        kit.commands.forget(Forget("b", "s"))
     kit.settle()
     assert kit.store.find("b", "s") is None
     assert reused(kit.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
@@ -304,8 +230,7 @@ def test_an_import_that_is_deleted_while_it_is_read_is_gone(tmp_path: Path, monk
 def test_a_turn_that_wants_more_of_a_session_than_is_being_read_gets_it(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     first = kit.ask(TALK, 6, session="s")
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     little = fresh.send([*TALK[:6], 1], 2, session="t")
     all_of_it = fresh.send([*TALK, *first.tokens, 1], 2, session="s")
     fresh.run()
@@ -315,16 +240,14 @@ def test_a_turn_that_wants_more_of_a_session_than_is_being_read_gets_it(tmp_path
 
 def test_what_waited_while_its_beginning_was_evicted_is_written_whole(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
-    first = kit.ask(TALK, 6, session="s")
-    kit.settle()
+    first = kit.ask_and_settle(TALK, 6, session="s")
     kit.archive.write_behind._paused_until = 1e18
     second = check(kit, [*TALK, *first.tokens, 1], 6, session="s")
     head = kit.archive.disk.head(Owner("a", "s", True))
     assert head is not None
     kit.archive.disk._drop(head)
     kit.archive.write_behind._paused_until = 0.0
-    kit.leave()
-    fresh = Kit(folder=tmp_path)
+    fresh = kit.restarted()
     longest = [*TALK, *first.tokens, 1, *second.tokens, 2]
     assert reused(check(fresh, longest, session="s"))[0] == len(longest) - 2
 
@@ -351,8 +274,7 @@ def test_a_pin_reaches_the_files_that_are_written_after_it(tmp_path: Path) -> No
         kit.ask(TALK, 1, session="s")
         kit.store.pin("a", "s", 1e12)
     for number in range(4):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert owners(kit) == ["s", "s3"]
 
 
@@ -363,20 +285,17 @@ def test_a_session_beyond_the_budget_drives_nobody_out(tmp_path: Path) -> None:
     one = size_of_one(tmp_path / "probe")
     kit = Kit(folder=tmp_path / "kv", disk_space=int(one * 3.5))
     kit.ask(TALK, 1, session="s")
-    kit.ask([1, *TALK[1:]], 1, session="t")
-    kit.settle()
+    kit.ask_and_settle([1, *TALK[1:]], 1, session="t")
     large = list(range(60, 140))
-    first = kit.ask(large, 1, session="large")
-    kit.settle()
+    first = kit.ask_and_settle(large, 1, session="large")
     assert owners(kit) == ["large", "t"]
-    second = kit.ask([*large, *first.tokens, *range(30)], 1, session="large")
-    kit.settle()
+    second = kit.ask_and_settle([*large, *first.tokens, *range(30)], 1, session="large")
     assert owners(kit) == ["large"]
-    kit.ask([*large, *first.tokens, *range(30), *second.tokens, *range(90)], 1, session="large")  # cannot fit
-    kit.settle()
+    kit.ask_and_settle(
+        [*large, *first.tokens, *range(30), *second.tokens, *range(90)], 1, session="large"
+    )  # cannot fit
     assert owners(kit) == ["large"]
-    kit.ask([7, *TALK], 1, session="s")
-    kit.settle()
+    kit.ask_and_settle([7, *TALK], 1, session="s")
     assert owners(kit) == ["s"]
 
 
@@ -395,8 +314,7 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
     with held(monkeypatch, whole_files, "remove"):
         for number in range(3):
             kit.ask([100 + number, *TALK[1:]], 1, session=f"t{number}")
-            for _ in range(5):
-                kit.step()
+            kit.step(5)
     kit.settle()
     assert len(disk.heads) == 10
     assert disk.space.obsolete_bytes == 0
@@ -409,13 +327,11 @@ def test_a_full_disk_makes_room_for_a_session_that_is_recalled(tmp_path: Path) -
     url, one = f"file://{tmp_path / 'remote'}", size_of_one(tmp_path / "probe")
     kit = Kit(folder=tmp_path / "kv", remote=url, disk_space=int(one * 2.5))
     for number in range(4):
-        kit.ask([number, *TALK[1:]], 1, session=f"s{number}")
-        kit.settle()
+        kit.ask_and_settle([number, *TALK[1:]], 1, session=f"s{number}")
     assert owners(kit) == ["s2", "s3"]
     kit.leave()
     fresh = Kit(folder=tmp_path / "kv", remote=url, disk_space=int(one * 2.5))
     outcome = check(fresh, [0, *TALK[1:], 9], session="s0")
-    assert outcome.receipt is not None
     assert outcome.receipt.count_reused(Tier.REMOTE) == len(TALK)
 
 
@@ -424,20 +340,17 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
 ) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit = Kit(folder=tmp_path / "one", remote=url)
-    kit.ask(TALK, 6, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 6, session="s")
     kit.leave()
     other = Kit(folder=tmp_path / "two", remote=url)
-    commands = SessionCommands(other.store, other.fingerprint)
     sync = other.archive.syncs[0]
     with held(monkeypatch, sync.lower, "get"):
         other.send([*TALK, 1], 3, session="s")
         other.step()
         other.engine.end("a", "s")
-        commands.forget(Forget("a", "s"))
+        other.commands.forget(Forget("a", "s"))
         other.step()
-    other.settle()
-    assert commands.take() == [Forgotten("a", "s")]
+    assert other.answers() == [Forgotten("a", "s")]
     assert files_of(tmp_path / "two") == files_of(tmp_path / "remote") == []
     assert sync._asked == {}
     assert reused(other.ask([*TALK, 1], session="s")) == (0, 0)
@@ -446,8 +359,7 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
 def test_a_remote_file_that_names_an_odd_parent_is_refused(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit = Kit(folder=tmp_path / "one", remote=url)
-    kit.ask(TALK, 6, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 6, session="s")
     kit.leave()
     (path,) = files_of(tmp_path / "remote")
     with SegmentReader(path.parent, path.name) as reader:
@@ -467,8 +379,7 @@ def test_a_file_of_a_failed_download_that_could_not_be_unlinked_is_tried_again(
 ) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit = Kit(folder=tmp_path / "one", remote=url)
-    kit.ask(TALK, 6, session="s")
-    kit.settle()
+    kit.ask_and_settle(TALK, 6, session="s")
     kit.leave()
     (path,) = files_of(tmp_path / "remote")
     path.write_bytes(b"damaged")

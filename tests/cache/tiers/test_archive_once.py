@@ -84,8 +84,7 @@ def test_under_load_nothing_goes_down_of_a_tenant_whose_conversations_do_not_go_
     while not kit.outcomes[turn].finish_reason:
         kit.step()
     now += 3600.0
-    for _ in range(20):
-        kit.step()
+    kit.step(20)
     assert (kit.archive.write_behind.pending, kit.archive.write_behind.saves) == (1, 0)
     kit.cancel(busy)
     kit.leave()
@@ -107,6 +106,5 @@ def test_what_still_waits_at_the_end_is_there_after_a_restart(tmp_path: Path) ->
     kit.leave()
     again = Kit(folder=tmp_path, pages=256, context=2048)
     outcome = again.ask([*FIRST, *said, *range(60, 70)], 4)
-    assert outcome.receipt is not None
     assert outcome.receipt.count_reused(Tier.DISK) > len(FIRST) - 1
     again.leave()

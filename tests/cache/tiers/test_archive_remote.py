@@ -9,7 +9,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from engine_kit import Kit, Outcome
+from archive_kit import TALK, check_and_settle
+from engine_kit import Kit, Outcome, failing
 from tiny_models import greedy
 
 from cache.segments.chain import Owner
@@ -18,23 +19,17 @@ from cache.tiers.segment_folder import folder_of
 from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Forget, Forgotten
 
-TALK = list(range(20, 60))
 FORK = [*TALK[:30], 7]
 
 
 def check(kit: Kit, prompt: list[int], session: str) -> Outcome:
     """One turn whose tokens must be those of a from-scratch forward, written and copied."""
-    outcome = kit.ask(prompt, 4, session=session)
-    assert outcome.tokens == greedy(kit.model, prompt, 4, outcome.tokens)
-    kit.settle()
-    return outcome
+    return check_and_settle(kit, prompt, session=session)
 
 
 def fetched(kit: Kit, prompt: list[int], session: str) -> int:
     """How many tokens of the prompt come from the remote tier."""
-    receipt = check(kit, prompt, session).receipt
-    assert receipt is not None
-    return receipt.count_reused(Tier.REMOTE)
+    return check(kit, prompt, session).receipt.count_reused(Tier.REMOTE)
 
 
 def names(folder: Path, session: str) -> list[str]:
@@ -60,11 +55,8 @@ def test_a_session_whose_beginning_came_with_a_fork_comes_back_whole(restarted: 
     assert fetched(other, [*FORK, 8], "fork") >= 30
     assert len(names(tmp_path / "two", "s")) == 1
     if restarted:
-        other.leave()
-        other = Kit(folder=tmp_path / "two", remote=url)
-    receipt = check(other, longest, "s").receipt
-    assert receipt is not None
-    assert receipt.cached == len(longest) - 2
+        other = other.restarted()
+    assert check(other, longest, "s").receipt.cached == len(longest) - 2
     assert other.archive.syncs[0]._asked == {}
 
 
@@ -80,24 +72,17 @@ def test_a_session_that_was_damaged_here_comes_back_from_its_copy(tmp_path: Path
     fresh = Kit(folder=tmp_path / "one", remote=url)
     fresh.settle()
     assert not newest.exists()
-    receipt = check(fresh, longest, "s").receipt
-    assert receipt is not None
-    assert receipt.cached == len(longest) - 3
+    assert check(fresh, longest, "s").receipt.cached == len(longest) - 3
 
 
 def test_what_could_not_be_copied_is_copied_with_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit = Kit(folder=tmp_path / "one", remote=url)
     longest = [*TALK, *check(kit, TALK, "s").tokens, 1, 2]
-
-    def away(*args: Any) -> None:
-        raise OSError("the remote tier does not answer")
-
-    monkeypatch.setattr(kit.archive.syncs[0].lower, "put", away)
+    monkeypatch.setattr(kit.archive.syncs[0].lower, "put", failing(OSError("the remote tier does not answer")))
     longest = [*longest, *check(kit, longest, "s").tokens, 1, 2]
     check(kit, [*longest[:-3], 9], "fork")  # of what is on this disk only
-    kit.leave()
-    again = Kit(folder=tmp_path / "one", remote=url)
+    again = kit.restarted()
     longest = [*longest, *check(again, longest, "s").tokens, 1, 2]
     again.leave()
     other = Kit(folder=tmp_path / "two", remote=url)
@@ -107,10 +92,8 @@ def test_what_could_not_be_copied_is_copied_with_the_next_turn(tmp_path: Path, m
 def test_a_fork_survives_the_deletion_of_its_trunk(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit, longest = two_sessions(tmp_path / "one", url)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
-    clerk.forget(Forget("a", "s", 7))
-    kit.settle()
-    assert clerk.take() == [Forgotten("a", "s", 7)]
+    kit.commands.forget(Forget("a", "s", 7))
+    assert kit.answers() == [Forgotten("a", "s", 7)]
     kit.leave()
     assert len(names(tmp_path / "remote", "s")) == 1  # cut to what the fork shares with it
     assert b"".join(path.read_bytes() for path in (tmp_path / "remote").rglob("*.kv")).count(bytes([58, 0, 0, 0])) == 0
@@ -189,15 +172,12 @@ def test_a_session_that_begins_anew_gets_nothing_of_the_one_that_is_being_delete
     two_sessions(tmp_path / "one", url)[0].leave()
     deleted = names(tmp_path / "remote", "s")
     kit = Kit(folder=tmp_path / "two", remote=url)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
     unlinking = held_back(kit.archive.disk.segment_folder, "measure", monkeypatch)
-    clerk.forget(Forget("a", "s", 7))
+    kit.commands.forget(Forget("a", "s", 7))
     outcome = kit.ask([*TALK, 8], 4, session="s")
     unlinking.set()
-    kit.settle()
-    assert clerk.take() == [Forgotten("a", "s", 7)]
+    assert kit.answers() == [Forgotten("a", "s", 7)]
     assert outcome.tokens == greedy(kit.model, [*TALK, 8], 4, outcome.tokens)
-    assert outcome.receipt is not None
     assert outcome.receipt.cached == 0
     kit.leave()
     assert names(tmp_path / "two", "s") == names(tmp_path / "remote", "s")

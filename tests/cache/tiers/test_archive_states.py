@@ -8,28 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Kit, Outcome
-from tiny_models import greedy
+from archive_kit import TALK, check, check_and_settle, reused
+from engine_kit import Kit, failing
 
 from cache.segments.segment_file import write
-from cache.tier import Tier
 from cache.tiers import write_behind as saver_module
 
-TALK = list(range(20, 60))
 STATEFUL = ["mamba2", "qwen3_next", "rwkv"]
-
-
-def check(kit: Kit, prompt: list[int], **options: Any) -> Outcome:
-    """One turn whose tokens must be those of a from-scratch forward."""
-    outcome = kit.ask(prompt, 4, **options)
-    assert outcome.tokens == greedy(kit.model, prompt, 4, outcome.tokens)
-    return outcome
-
-
-def reused(outcome: Outcome) -> tuple[int, int]:
-    """Tokens reused, and how many of them came from disk."""
-    assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.count_reused(Tier.DISK)
 
 
 def one(name: str) -> int:
@@ -42,11 +27,9 @@ def one(name: str) -> int:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_session_beyond_the_budget_is_on_disk_before_it_is_dropped(name: str, tmp_path: Path) -> None:
     kit = Kit(name, state_budget=1, folder=tmp_path)
-    first = check(kit, TALK, session="s")
-    kit.settle()
+    first = check_and_settle(kit, TALK, session="s")
     assert len(kit.store.residency) == 0
-    kit.leave()
-    fresh = Kit(name, folder=tmp_path)
+    fresh = kit.restarted()
     outcome = check(fresh, [*TALK, *first.tokens, 1, 2], session="s")
     assert reused(outcome) == (len(TALK) + 3, len(TALK) + 3)
 
@@ -74,11 +57,7 @@ def test_sessions_wait_for_a_write_that_is_getting_on(tmp_path: Path, monkeypatc
 
 def test_a_disk_that_takes_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = one("mamba2")
-
-    def full(*args: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(saver_module, "write", full)
+    monkeypatch.setattr(saver_module, "write", failing(OSError(28, "No space left on device")))
     kit = Kit("mamba2", state_budget=2 * size, folder=tmp_path)
     for number in range(6):
         kit.ask([number, *TALK], 4, session=f"s{number}")

@@ -17,7 +17,6 @@ from tiny_models import greedy, make_model
 
 from cache.tier import Tier
 from scheduler.adapters.adapter_checkpoint import BadAdapter
-from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Export, Exported, Import, Imported, pack_ids
 
 NAME = "gpt_oss"  # it has biases
@@ -166,7 +165,6 @@ def test_an_activated_lora_goes_on_from_the_models_own_kv(tmp_path: Path) -> Non
     def turn(prompt: list[int], model: Any, reused: int, **options: Any) -> list[int]:
         outcome = kit.ask(prompt, 5, **options)
         assert outcome.tokens == greedy(model, prompt, 5, outcome.tokens)
-        assert outcome.receipt is not None
         assert outcome.receipt.cached == reused
         return [*prompt, *outcome.tokens]
 
@@ -185,7 +183,6 @@ def test_an_activated_lora_goes_on_from_the_models_own_kv(tmp_path: Path) -> Non
     kit.adapters.load("x", folder)
     back = kit.ask([*answered, 79], 3, adapter="x", session="fork")
     assert back.tokens == greedy(model, [*answered, 79], 3, back.tokens)
-    assert back.receipt is not None
     assert back.receipt.loaded == {Tier.DISK: len(answered)}
     kit.leave()
     kit.adapters.remove()
@@ -203,29 +200,26 @@ def test_a_session_of_an_adapter_moves_to_another_server(
     asked, begin = [*PROMPT, *CALL, 75], len(PROMPT) if invocation else 0
     oracle = activated(parts, begin)
 
-    def kit_at(place: str) -> tuple[Kit, SessionCommands]:
+    def kit_at(place: str) -> Kit:
         kit = Kit(NAME, folder=tmp_path / place)
         kit.adapters.load("x", folder)
-        return kit, SessionCommands(kit.store, kit.fingerprint, adapters=kit.adapters)
+        return kit
 
-    kit, clerk = kit_at("here")
+    kit = kit_at("here")
     said = [*asked, *kit.ask(asked, 5, adapter="x", session="s").tokens]
     if is_on_disk:
         kit.leave()
         kit.adapters.remove()
-        kit, clerk = kit_at("here")
-    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(said)))
-    kit.settle()
-    assert [told.tokens for told in clerk.take() if isinstance(told, Exported)] == [len(said) - 1]
+        kit = kit_at("here")
+    kit.commands.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(said)))
+    assert [told.tokens for told in kit.answers() if isinstance(told, Exported)] == [len(said) - 1]
     kit.adapters.remove()
-    kit, clerk = kit_at("there")
-    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
-    kit.settle()
-    assert clerk.take() == [Imported("q", len(said) - 1)]
+    kit = kit_at("there")
+    kit.commands.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    assert kit.answers() == [Imported("q", len(said) - 1)]
     for adapter, model, reused in (("x", oracle, len(said) - 1), ("", plain(), begin)):
         outcome = kit.ask([*said, 77], 4, tenant="b", session="moved", adapter=adapter)
         assert outcome.tokens == greedy(model, [*said, 77], 4, outcome.tokens)
-        assert outcome.receipt is not None
         assert outcome.receipt.cached == reused
     kit.leave()
     kit.adapters.remove()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_kit import ALL, make_parts, merged, save_adapter
+from adapter_kit import ALL, check_turn, make_parts, merged, save_adapter
 from engine_kit import Kit
 from tiny_models import greedy, logits, make_model
 
@@ -114,11 +114,7 @@ def test_sessions_are_resumed_forked_and_moved_between_adapters(serve: Serve, tm
     plain, model = plain_of("llama"), load(kit, tmp_path, "a", 0)
 
     def turn(prompt: list[int], adapter: str, reused: int, miss: Miss | None = None, session: str = "s") -> list[int]:
-        outcome = kit.ask(prompt, 4, adapter=adapter, session=session)
-        assert outcome.tokens == greedy(model if adapter else plain, prompt, 4, outcome.tokens)
-        assert outcome.receipt is not None
-        assert (outcome.receipt.cached, outcome.receipt.miss) == (reused, miss)
-        return [*prompt, *outcome.tokens]
+        return check_turn(kit, model if adapter else plain, prompt, 4, reused, miss, adapter=adapter, session=session)
 
     said = turn(PROMPT, "a", 0)
     said = turn([*said, 66, 67], "a", len(said) - 1)
@@ -140,14 +136,12 @@ def test_stored_kv_belongs_to_the_weights_that_computed_it(serve: Serve, tmp_pat
     load(kit, tmp_path, "renamed", 0)
     went_on = kit.ask(said, 4, adapter="renamed", session="s")
     assert went_on.tokens == greedy(model, said, 4, went_on.tokens)
-    assert went_on.receipt is not None
     assert went_on.receipt.loaded == {Tier.DISK: len(said) - 1}
     kit.leave()
     last = serve(folder=tmp_path / "kv")
     changed = load(last, tmp_path, "a", 5)
     anew = last.ask(said, 4, adapter="a", session="s")
     assert anew.tokens == greedy(changed, said, 4, anew.tokens)
-    assert anew.receipt is not None
     assert (anew.receipt.cached, anew.receipt.miss) == (0, Miss.ADAPTER)
     last.leave()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from adapter_kit import make_parts, merged, save_adapter
+from adapter_kit import check_turn, make_parts, merged, save_adapter
 from engine_kit import Kit
 from tiny_models import greedy, make_model
 
@@ -35,11 +35,7 @@ def test_kv_is_shared_where_it_is_the_same(name: str, last: tuple[str, ...], sha
     kit.adapters.load("x", save_adapter(tmp_path / "x", parts, 4, 8.0))
 
     def turn(prompt: list[int], adapter: str, reused: int, miss: Miss | None = None) -> list[int]:
-        outcome = kit.ask(prompt, 6, adapter=adapter, session="s")
-        assert outcome.tokens == greedy(model if adapter else plain, prompt, 6, outcome.tokens)
-        assert outcome.receipt is not None
-        assert (outcome.receipt.cached, outcome.receipt.miss) == (reused, miss)
-        return [*prompt, *outcome.tokens]
+        return check_turn(kit, model if adapter else plain, prompt, 6, reused, miss, adapter=adapter, session="s")
 
     try:
         said = turn(PROMPT, "", 0)

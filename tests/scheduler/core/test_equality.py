@@ -98,7 +98,7 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
     if pressure == "preempted":
         assert stats.preemptions > 0
     if pressure == "all on the host":
-        assert any(o.receipt is not None and o.receipt.count_reused(Tier.HOST) for o in kit.outcomes.values())
+        assert any(o.admitted and o.receipt.count_reused(Tier.HOST) for o in kit.outcomes.values())
     if "folder" in options:
         kit.settle()
         files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
@@ -108,7 +108,7 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
         for prompt in history.values():
             assert kit.ask([*prompt, 7], 2).tokens == greedy(kit.model, [*prompt, 7], 2)
             kit.settle()
-        assert any(o.receipt is not None and o.receipt.count_reused(Tier.DISK) for o in kit.outcomes.values())
+        assert any(o.admitted and o.receipt.count_reused(Tier.DISK) for o in kit.outcomes.values())
 
 
 @pytest.mark.parametrize("pressure", ["roomy", "preempted", "to the host"])
@@ -141,7 +141,7 @@ def test_logits_of_a_resumed_turn(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kit.runner, "run", watch)
     kit.run()
     want = logits(kit.model, prompt)[-1]
-    assert kit.outcomes[turn].receipt.cached == 34  # type: ignore[union-attr]
+    assert kit.outcomes[turn].receipt.cached == 34
     assert (seen[-1][0] - want).abs().max() <= 1e-4 * want.abs().max()
 
 
@@ -179,9 +179,8 @@ def test_hidden_tokens_are_not_attended_to() -> None:
             past_key_values=past,
         ).logits[0, -1]
     assert kit.outcomes[turn].tokens == [int(out.argmax())]
-    assert kit.outcomes[turn].receipt.cached == 20  # type: ignore[union-attr]
+    assert kit.outcomes[turn].receipt.cached == 20
     other = kit.ask(longer, 1)
-    assert other.receipt is not None
     assert other.receipt.cached == 5  # nobody else may reuse what comes after a hidden token
 
 
@@ -199,13 +198,10 @@ def test_branches_share_a_trunk_and_nothing_else(name: str) -> None:
         outcome = kit.outcomes[turn]
         said[session] = outcome.tokens
         assert outcome.tokens == greedy(kit.model, prompt, 7, outcome.tokens)
-        assert outcome.receipt is not None
         assert outcome.receipt.cached >= 21
     for session, prompt in ends.items():  # once more, over what the others have left of the shared pages
         longer = [*prompt, *said[session], 30]
-        outcome = kit.ask(longer, 5, session=session)
-        assert outcome.tokens == greedy(kit.model, longer, 5, outcome.tokens)
-        assert outcome.receipt is not None
+        outcome = kit.ask_checked(longer, 5, session=session)
         assert outcome.receipt.cached == len(longer) - 2
 
 
@@ -218,22 +214,17 @@ def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_pa
     if tier == "host":
         kit.ask(list(range(100)), 1, session="other")  # pushes the first one off the device
         kit.ask(list(range(100, 200)), 1, session="another")
-    session = kit.store.find("a", "s")
-    assert session is not None
+    session = kit.find("s")
     assert session.warm == (tier == "device")
     kit.leave()
     fresh = Kit(name, folder=tmp_path)
     assert not len(fresh.store.residency)  # nothing is loaded until it is wanted
     longer = [*prompt, *first.tokens, 7, 8, 9]
-    second = fresh.ask(longer, 6, session="s")
-    assert second.tokens == greedy(fresh.model, longer, 6, second.tokens)
-    assert second.receipt is not None
+    second = fresh.ask_checked(longer, 6, session="s")
     assert second.receipt.cached == second.receipt.count_reused(Tier.DISK) == 34
     assert fresh.archive.disk.damaged == 0
     edited = [*prompt[:-1], 3, 4, 5]  # and its checkpoints came along
-    third = fresh.ask(edited, 6, session="s")
-    assert third.tokens == greedy(fresh.model, edited, 6, third.tokens)
-    assert third.receipt is not None
+    third = fresh.ask_checked(edited, 6, session="s")
     assert third.receipt.cached >= 29
 
 

@@ -36,8 +36,7 @@ def test_no_step_waits_for_a_compile(gate: Event) -> None:
     kit = Kit()
     late = kit.send([65], 20, sampling=Sampling(temperature=1.0, seed=1), grammar=LETTERS)
     neighbour = kit.send([70, 71], 10)
-    for _ in range(10):
-        kit.step()
+    kit.step(10)
     assert kit.outcomes[neighbour].finish_reason is FinishReason.LENGTH
     assert not kit.outcomes[late].deltas
     gate.set()

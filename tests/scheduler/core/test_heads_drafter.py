@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_kit import Kit
 from speculation_kit import assert_same, feed_all_drafts, make_turns, run_turns
-from tiny_models import model_of
+from tiny_models import model_of, of_unit_gain
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -28,9 +28,7 @@ def make_heads(layers: int) -> Any:
     heads = MtpModel(model_of(KIND), layers).eval()
     heads.config.num_hidden_layers = layers  # the model's configuration has one
     for layer in heads.layers:
-        for weight in layer.parameters():
-            if weight.ndim >= 2:
-                weight.data.normal_(0, weight.shape[-1] ** -0.5)
+        of_unit_gain(layer)
     return heads
 
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from engine_kit import END, Kit, Outcome
+from engine_kit import END, Kit, Outcome, failing
 from tiny_models import greedy
 
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.sampling import SamplerOutput
-from scheduler.core.session_commands import SessionCommands
 from scheduler.core.text import TextStream
 from scheduler.model.runner import ModelRunner
 from scheduler.process import ServingLoop
@@ -65,8 +64,7 @@ def test_the_same_is_told_of_turns_of_all_sorts() -> None:
 def test_a_turn_that_is_cancelled_during_a_step_ends_once(name: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
     kit = Kit(name, overlaps=True)
     turn, other = kit.send([1, 2, 3], 8, session="s"), kit.send([4, 5], 8)
-    for _ in range(at):
-        kit.step()
+    kit.step(at)
     kit.meanwhile.append(lambda: kit.cancel(turn))
     kit.step()  # tells the step before
     before = len(kit.outcomes[turn].tokens)
@@ -77,18 +75,17 @@ def test_a_turn_that_is_cancelled_during_a_step_ends_once(name: str, at: int, ca
     assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 8, kit.outcomes[other].tokens)
     assert not [record for record in caplog.records if record.name == "warmturn.engine"]
     prompt = [1, 2, 3, *kit.outcomes[turn].tokens, 9]
-    assert kit.ask(prompt, 5, session="s").tokens == greedy(kit.model, prompt, 5)
+    kit.ask_checked(prompt, 5, session="s")
 
 
 def test_a_session_that_is_forgotten_during_its_step_is_gone() -> None:
     kit = Kit(pages=24, overlaps=True)
-    commands = SessionCommands(kit.store, kit.fingerprint)
     turn, other = kit.send([*range(30)], 8, session="s"), kit.send([4, 5], 20)
     kit.step()
 
     def forget() -> None:
         kit.engine.end("a", "s")
-        commands.forget(Forget("a", "s"))
+        kit.commands.forget(Forget("a", "s"))
         kit.send([9] * 40, 3)  # on the pages that are free now
 
     kit.meanwhile.append(forget)
@@ -104,23 +101,20 @@ def test_a_session_that_is_forgotten_during_its_step_is_gone() -> None:
 def test_a_step_that_fails_on_its_way_ends_its_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(name, overlaps=True)
     turn = kit.send([1, 2, 3], 8, session="s")
-    for _ in range(2 if name == "qwen3_next" else 1):  # its prompt takes two steps
-        kit.step()
+    kit.step(2 if name == "qwen3_next" else 1)  # its prompt takes two steps
     with monkeypatch.context() as patch:
-        patch.setattr(SamplerOutput, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
+        patch.setattr(SamplerOutput, "read", failing(RuntimeError("lost")))
         kit.step()
     assert not kit.engine.idle
     kit.run()
     outcome = kit.outcomes[turn]
     assert (len(outcome.tokens), outcome.finish_reason) == (1, FinishReason.ERROR)
-    assert kit.ask([1, 2, 3, *outcome.tokens, 9], 4, session="s").tokens == greedy(
-        kit.model, [1, 2, 3, *outcome.tokens, 9], 4
-    )
+    kit.ask_checked([1, 2, 3, *outcome.tokens, 9], 4, session="s")
 
 
 def test_steps_that_always_fail_on_their_way_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(overlaps=True)
-    monkeypatch.setattr(SamplerOutput, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
+    monkeypatch.setattr(SamplerOutput, "read", failing(RuntimeError("lost")))
 
     def work() -> None:
         for _ in range(20):
@@ -142,7 +136,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     assert turn is not None
     kit.step()
     assert (kit.scheduler.find(bad) is None) is last
-    monkeypatch.setattr(turn.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
+    monkeypatch.setattr(turn.text, "push", failing(ValueError("no text")))
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR
     assert len(kit.outcomes[bad].tokens) == 1
@@ -155,9 +149,9 @@ def test_a_token_that_cannot_be_decoded_and_a_step_that_fails_are_one_end(monkey
     kit.step()
     found = kit.scheduler.find(turn)
     assert found is not None
-    monkeypatch.setattr(found.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
+    monkeypatch.setattr(found.text, "push", failing(ValueError("no text")))
     with monkeypatch.context() as patch:
-        patch.setattr(kit.mode, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
+        patch.setattr(kit.mode, "forward", failing(RuntimeError("lost")))
         kit.step()
     kit.run()
     assert [delta.finish_reason for delta in kit.outcomes[turn].deltas if delta.finish_reason] == [FinishReason.ERROR]
@@ -227,7 +221,7 @@ def _serve(
     kit.mode.install()
     try:
         with torch.inference_mode():
-            ServingLoop(kit.engine, SessionCommands(kit.store, kit.fingerprint), line).run()
+            ServingLoop(kit.engine, kit.commands, line).run()
     finally:
         kit.mode.remove()
     return kit, line, events
@@ -254,7 +248,7 @@ def test_the_loop_completes_a_step_before_it_sleeps(overlaps: bool, monkeypatch:
     _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 0)]])
     assert events == [Event("launched"), Event("completed")]
     assert line.deltas[-1].finish_reason is FinishReason.LENGTH
-    monkeypatch.setattr(TextStream, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
+    monkeypatch.setattr(TextStream, "push", failing(ValueError("no text")))
     _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 5)]])
     assert events == [Event("launched"), Event("completed")] * (1 + overlaps)  # the last turn ends while a step runs
     assert line.deltas[-1].finish_reason is FinishReason.ERROR

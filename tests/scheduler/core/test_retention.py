@@ -8,14 +8,13 @@ from array import array
 from pathlib import Path
 
 import pytest
-from engine_kit import Kit
+from engine_kit import Kit, await_announced
 from tiny_models import greedy
 
 from cache.pages.retention import Stop
 from cache.tier import StopKind, Tier
 from scheduler.core.prefetcher import Prefetcher
 from scheduler.protocol import AwaitTools, Warm, pack_ids
-from scheduler.turn_receipt import Receipt
 
 PROMPTS = [[20 * n + token for token in range(16)] for n in range(6)]
 
@@ -28,22 +27,9 @@ class Hour:
         kit.store.retention.clock = lambda: self.now
 
 
-def ids_of(tokens: list[int]) -> array[int]:
-    """Token ids as the store takes them."""
-    return array("i", tokens)
-
-
-def receipt_of(kit: Kit, turn: str) -> Receipt:
-    """The receipt of a turn that has been admitted."""
-    found = kit.outcomes[turn].receipt
-    assert found is not None
-    return found
-
-
 def stop_of(kit: Kit, name: str) -> Stop:
     """The stop of a named session in memory."""
-    session = kit.store.find("a", name)
-    assert session is not None
+    session = kit.find(name)
     assert session.stop is not None
     return session.stop
 
@@ -54,17 +40,17 @@ def test_a_gap_runs_from_the_end_of_a_turn_to_the_next_request(session: str | No
     clock = Hour(kit)
     first = kit.send(PROMPTS[0], 4, session=session)
     kit.run()
-    assert (receipt_of(kit, first).after, receipt_of(kit, first).idle) == (None, None)
+    assert (kit.outcomes[first].receipt.after, kit.outcomes[first].receipt.idle) == (None, None)
     kit.engine.await_tools(AwaitTools(first, ("ls",)))
     clock.now += 7
     second = kit.send([*PROMPTS[0], *kit.outcomes[first].tokens, 9], 4, session=session)
     clock.now += 100  # it waits; that is no think time
     kit.run()
-    assert (receipt_of(kit, second).after, receipt_of(kit, second).idle) == (StopKind.TOOL, 7.0)
+    assert (kit.outcomes[second].receipt.after, kit.outcomes[second].receipt.idle) == (StopKind.TOOL, 7.0)
     clock.now += 3
     third = kit.send([*PROMPTS[0], *kit.outcomes[first].tokens, 9, *kit.outcomes[second].tokens, 9], 4, session=session)
     kit.run()
-    assert (receipt_of(kit, third).after, receipt_of(kit, third).idle) == (StopKind.ANSWER, 3.0)
+    assert (kit.outcomes[third].receipt.after, kit.outcomes[third].receipt.idle) == (StopKind.ANSWER, 3.0)
 
 
 def test_tool_calls_of_unknown_turns_are_nothing() -> None:
@@ -96,7 +82,7 @@ def test_a_ping_refreshes_and_is_no_continuation() -> None:
     clock = Hour(kit)
     first = kit.send(PROMPTS[0], 6)
     kit.run()
-    line = kit.store.nearest("a", ids_of(PROMPTS[0]))
+    line = kit.store.nearest("a", array("i", PROMPTS[0]))
     assert line is not None
     clock.now += 240
     kit.ask(PROMPTS[0], 1)
@@ -105,7 +91,7 @@ def test_a_ping_refreshes_and_is_no_continuation() -> None:
     clock.now += 60
     again = kit.send([*PROMPTS[0], *kit.outcomes[first].tokens, 9], 2)
     kit.run()
-    assert receipt_of(kit, again).idle == 300.0
+    assert kit.outcomes[again].receipt.idle == 300.0
 
 
 def test_children_keep_their_parent_young() -> None:
@@ -140,28 +126,16 @@ def test_a_named_session_is_brought_up_from_disk_when_it_is_announced(tmp_path: 
     again = Kit(folder=tmp_path, pages=64)
     assert again.store.find("a", "n") is None
     again.engine.warm(Warm("a", "n"))
-    settled(again)
-    session = again.store.find("a", "n")
-    assert session is not None
+    await_announced(again)
+    session = again.find("n")
     assert session.warm
     assert again.engine.stats().warmed == 1
     prompt = [*PROMPTS[0], *first.tokens, 9]
     turn = again.send(prompt, 4, session="n")
     again.run()
-    assert receipt_of(again, turn).count_reused(Tier.DEVICE) == len(prompt) - 2
+    assert again.outcomes[turn].receipt.count_reused(Tier.DEVICE) == len(prompt) - 2
     assert again.outcomes[turn].tokens == greedy(again.model, prompt, 4, again.outcomes[turn].tokens)
     again.leave()
-
-
-def settled(kit: Kit) -> None:
-    """Step until no announcement waits."""
-    for _ in range(2000):
-        kit.step()
-        kit.scheduler.prefetcher._next = 0.0
-        if not len(kit.scheduler.prefetcher):
-            return
-        kit.settle()
-    raise AssertionError("it still waits")
 
 
 def test_an_announced_prompt_brings_up_what_it_begins_with(tmp_path: Path) -> None:
@@ -172,10 +146,10 @@ def test_an_announced_prompt_brings_up_what_it_begins_with(tmp_path: Path) -> No
     again = Kit(folder=tmp_path, pages=64)
     again.engine.warm(Warm("a", prompt=pack_ids([*PROMPTS[0], 3, 4])))
     again.engine.warm(Warm("b", prompt=pack_ids(PROMPTS[0])))  # another tenant's
-    settled(again)
+    await_announced(again)
     assert again.engine.stats().warmed == 1
-    assert again.store.match("a", ids_of([*PROMPTS[0], 3])) == len(PROMPTS[0])
-    assert again.store.match("b", ids_of([*PROMPTS[0], 3])) == 0
+    assert again.store.match("a", array("i", [*PROMPTS[0], 3])) == len(PROMPTS[0])
+    assert again.store.match("b", array("i", [*PROMPTS[0], 3])) == 0
     again.leave()
 
 
@@ -195,7 +169,7 @@ def test_an_announcement_evicts_nothing_that_is_expected_sooner(tmp_path: Path) 
     kit.step()
     assert len(kit.scheduler.prefetcher) == 1
     clock.now += 20  # the tools are late now, and it may take the place of one
-    settled(kit)
+    await_announced(kit)
     assert kit.store.find("a", "n") is not None
     kit.leave()
 
@@ -214,7 +188,6 @@ def test_announcements_are_bounded_and_forgotten() -> None:
     clock.now += 1
     prefetcher.poll()
     assert not len(prefetcher)
-    session = kit.store.find("a", "n")
-    assert session is not None
+    session = kit.find("n")
     assert session.pinned_until == 5e9
     assert kit.engine.stats().warmed == 0  # it was there

@@ -39,7 +39,6 @@ def test_the_token_budget_is_kept_and_used(budget: int, monkeypatch: pytest.Monk
     assert all(count > 0 for plan in plans for count in plan.values())
     for turn, length in zip(turns, lengths, strict=True):
         receipt = kit.outcomes[turn].receipt
-        assert receipt is not None
         fed = sum(plan.get(turn, 0) for plan in plans)
         assert fed == length - receipt.cached + 2  # all but the last of its three tokens
     assert max(sum(plan.values()) for plan in plans) == min(budget, sum(lengths))
@@ -74,8 +73,7 @@ def test_decodes_beyond_the_budget_take_turns(monkeypatch: pytest.MonkeyPatch) -
     turns = [kit.send([i, 50], 12) for i in range(6)]
     kit.step()
     kit.scheduler._max_step_tokens = 2
-    for _ in range(9):
-        kit.step()
+    kit.step(9)
     made = [len(kit.outcomes[turn].tokens) for turn in turns]
     assert sum(made) == 6 + 18
     assert max(made) - min(made) <= 1
@@ -112,14 +110,12 @@ def test_who_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
     prompt = list(range(40))
     first = kit.send(prompt, 3)
     second = kit.send(prompt, 3)
-    kit.step()
-    kit.step()
+    kit.step(2)
     assert kit.scheduler.find(second).status is TurnStatus.WAITING  # type: ignore[union-attr]
     kit.cancel(first)
     kit.run()
     assert kit.outcomes[first].finish_reason is FinishReason.CANCELLED
     receipt = kit.outcomes[second].receipt
-    assert receipt is not None
     assert receipt.cached == 16  # what the first had fed
     assert kit.outcomes[second].tokens == greedy(kit.model, prompt, 3, kit.outcomes[second].tokens)
 
@@ -146,8 +142,7 @@ def test_a_tenant_with_a_long_queue_does_not_keep_another_waiting() -> None:
     kit = Kit(max_running=2, step_tokens=16)
     for i in range(20):
         kit.send([i, 1, 2, 3], 4, tenant="crowd")
-    for _ in range(10):
-        kit.step()
+    kit.step(10)
     late = kit.send([99, 98], 4, tenant="late")
     ended = 0
     while kit.outcomes[late].finish_reason is None:
@@ -165,8 +160,7 @@ def test_two_tenants_share_prefill_evenly(monkeypatch: pytest.MonkeyPatch) -> No
     for i in range(16):
         tenant = "a" if i < 12 else "b"
         tenants[kit.send([rng.randrange(200) for _ in range(30)], 1, tenant=tenant)] = tenant
-    for _ in range(24):
-        kit.step()
+    kit.step(24)
     fed = {"a": 0, "b": 0}
     for plan in plans:
         for turn, count in plan.items():
@@ -200,7 +194,6 @@ def test_a_preempted_turn_keeps_its_place_and_its_first_receipt() -> None:
     for turn in (first, second, third):
         assert [delta.receipt is not None for delta in kit.outcomes[turn].deltas].count(True) == 1
         receipt = kit.outcomes[turn].receipt
-        assert receipt is not None
         assert (receipt.prompt, receipt.cached) == (3, 0)
     ends = [turn for turn in kit.outcomes if kit.outcomes[turn].finish_reason is FinishReason.LENGTH]
     assert len(ends) == 3
@@ -222,8 +215,7 @@ def test_a_session_name_stays_busy_while_its_turn_is_preempted() -> None:
 def test_the_longest_turn_that_is_accepted_runs_in_the_smallest_memory() -> None:
     kit = Kit(pages=4, step_tokens=5)
     prompt = list(range(9))
-    outcome = kit.ask(prompt, 3)
-    assert outcome.tokens == greedy(kit.model, prompt, 3, outcome.tokens)
+    kit.ask_checked(prompt, 3)
     edited = [*range(6), 77, 78, 79]
     assert kit.ask(edited, 3).tokens == greedy(kit.model, edited, 3)
     with pytest.raises(ValueError, match="context_length_exceeded"):

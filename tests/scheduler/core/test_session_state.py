@@ -47,7 +47,6 @@ def test_it_is_that_of_a_forward_from_scratch(name: str) -> None:
     other, _ = ask(kit, [*said[:-1], 67], None)
     assert not np.allclose(state, other, atol=1e-2)
     went_on = kit.ask([*said, 66], 2, session="s")
-    assert went_on.receipt is not None
     assert went_on.receipt.cached == len(said)  # the last token has its KV now
 
 

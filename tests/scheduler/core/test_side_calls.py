@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_kit import Kit
+from engine_kit import Kit, await_announced
 from tiny_models import greedy
 
 from cache.tier import Tier
@@ -13,15 +13,6 @@ from scheduler.turn_receipt import Miss
 
 LINE = list(range(16))  # tokens: five of eight pages, with the reply
 SIDE = list(range(100, 116))
-
-
-def settled(kit: Kit) -> None:
-    """Step until no announcement waits."""
-    while len(kit.scheduler.prefetcher):
-        kit.step()
-        kit.scheduler.prefetcher._next = 0.0
-        if kit.store.archive is not None:
-            kit.settle()
 
 
 def line_is_warm(kit: Kit) -> bool:
@@ -35,11 +26,9 @@ def test_without_a_tier_below_it_ends_as_if_its_context_were_full() -> None:
     said = kit.ask(LINE, 4, session="line").tokens
     aside = kit.ask(SIDE, 4, side=True, parent="line")
     assert (aside.finish_reason, aside.tokens) == (FinishReason.LENGTH, [])
-    assert aside.receipt is not None
     assert aside.receipt.miss is Miss.NO_ROOM
     assert line_is_warm(kit)
     again = kit.ask([*LINE, *said, 7], 4, session="line")
-    assert again.receipt is not None
     assert again.receipt.cached == 19
 
 
@@ -55,7 +44,7 @@ def test_its_reply_is_cut_where_the_room_ends() -> None:
 def test_a_ping_is_cut_too_and_a_batch_is_not() -> None:
     kit = Kit(pages=8)
     kit.ask(LINE, 4, session="line")
-    assert kit.ask(SIDE, 1, parent="line").receipt is not None
+    assert kit.ask(SIDE, 1, parent="line").admitted
     assert line_is_warm(kit)
     assert len(kit.ask(SIDE, 8, side=True, spare=True, parent="line").tokens) == 8
     assert not line_is_warm(kit)
@@ -75,10 +64,9 @@ def test_it_waits_for_a_turn_that_will_end() -> None:
 def test_from_the_host_the_line_comes_back_when_it_has_ended() -> None:
     kit = Kit(pages=8, host_pages=8)
     kit.ask(LINE, 4, session="line")
-    aside = kit.ask(SIDE, 4, side=True, parent="line")
-    assert aside.tokens == greedy(kit.model, SIDE, 4)
+    kit.ask_checked(SIDE, 4, side=True, parent="line")
     assert not line_is_warm(kit)
-    settled(kit)
+    await_announced(kit)
     assert line_is_warm(kit)
     assert kit.engine.stats().warmed == 1
 
@@ -86,14 +74,12 @@ def test_from_the_host_the_line_comes_back_when_it_has_ended() -> None:
 def test_from_disk_too_where_it_is_written_first(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path, pages=8)
     said = kit.ask(LINE, 4, session="line").tokens
-    aside = kit.ask(SIDE, 4, side=True, parent="line")
-    assert aside.tokens == greedy(kit.model, SIDE, 4)
+    kit.ask_checked(SIDE, 4, side=True, parent="line")
     assert kit.archive.write_behind.saves == 1
-    settled(kit)
+    await_announced(kit)
     assert line_is_warm(kit)
     prompt = [*LINE, *said, 7]
     again = kit.ask(prompt, 4, session="line")
-    assert again.receipt is not None
     assert again.receipt.count_reused(Tier.DEVICE) == 19
     assert again.tokens == greedy(kit.model, prompt, 4)
     kit.leave()

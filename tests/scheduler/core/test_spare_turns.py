@@ -46,8 +46,7 @@ def test_a_step_has_spare_turns_or_others(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kit.scheduler.spare_time, "tokens", lambda most: 0)  # however slow the machine is
     plans = plans_of(kit, monkeypatch)
     spare = [kit.send([*PROMPT, n], 6, spare=True) for n in range(3)]
-    for _ in range(4):
-        kit.step()
+    kit.step(4)
     asked = kit.send([1, 2, 3], 5)
     steps = len(plans)
     while kit.outcomes[asked].finish_reason is None:
@@ -64,8 +63,7 @@ def test_a_step_has_spare_turns_or_others(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_full_batch_makes_a_place_for_a_turn_that_is_not_spare() -> None:
     kit = Kit(max_running=2)
     spare = [kit.send([n, *PROMPT], 20, spare=True) for n in range(3)]
-    for _ in range(8):
-        kit.step()
+    kit.step(8)
     asked = kit.send([1, 2, 3], 3)
     kit.step()
     assert kit.outcomes[asked].tokens

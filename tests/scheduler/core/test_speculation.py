@@ -232,13 +232,11 @@ def test_a_step_without_room_drafts_nothing(eager: None) -> None:
 def test_a_cancelled_turn_leaves_what_it_has_said(eager: None) -> None:
     kit = Kit(speculates=True)
     turn = kit.send([65] * 12, 40, sampling=ONE_WORD)
-    for _ in range(4):
-        kit.step()
+    kit.step(4)
     kit.engine.cancel(Cancel(turn))
     kit.run()
     said = len(kit.outcomes[turn].tokens)
     again = kit.ask([65] * (12 + said) + [66], 2)
-    assert again.receipt is not None
     assert again.receipt.cached >= 12 + said - 1
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tiny_models import make_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tiny_models import byte_tokenizer, make_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from scheduler.core.text import TextStream, Vocabulary
@@ -33,11 +33,7 @@ def byte_level() -> PreTrainedTokenizerFast:
         for piece in (first, second, first + second):
             vocab.setdefault(piece, len(vocab))
         merges.append((first, second))
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|end|>"])
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(["<|end|>"], vocab, merges))
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:

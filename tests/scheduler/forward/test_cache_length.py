@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import logits, make_model
+from engine_kit import probed
+from tiny_models import logits, make_model, of_unit_gain
 from transformers import DynamicCache, Llama4TextConfig
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.llama4.modeling_llama4 import Llama4ForCausalLM, Llama4TextAttention
@@ -24,7 +25,7 @@ from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 from scheduler.forward.mode import installed
 from scheduler.forward.trace import trace
-from scheduler.model.probe import Verdict, probe
+from scheduler.model.probe import Verdict
 from scheduler.model.runner import ModelRunner
 
 FLOOR = 8192  # the default of the architecture, for the chunks as well
@@ -54,19 +55,12 @@ def model() -> Any:
         no_rope_layers=[1, 0],
     )
     torch.manual_seed(0)
-    model = Llama4ForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0, weight.shape[-1] ** -0.5)
-    return model
+    return of_unit_gain(Llama4ForCausalLM(config).float().eval())
 
 
 @pytest.fixture(scope="module")
 def verdict(model: Any) -> Verdict:
-    verdict = probe(model, read_layers(model.config), PAGE)
-    verdict.mode.remove()
-    return verdict
+    return probed(model, PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +166,7 @@ def test_a_model_that_asks_outside_of_its_layers_runs_packed() -> None:
     model = make_model("llama")
     model.model.__class__ = _Asking
     assert not trace(model).by_row
-    verdict = probe(model, read_layers(model.config), PAGE)
-    verdict.mode.remove()
+    verdict = probed(model, PAGE)
     assert verdict.mode.name == "packed"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_kit import PAGE, probed
 from tiny_models import make_model
 
 from cache.attention.absorbed import NotLinear
@@ -21,9 +22,6 @@ from scheduler.forward.latents import LatentFinder
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode
 from scheduler.model.measurement import Measurement
-from scheduler.model.probe import probe
-
-PAGE = 4
 
 
 def find(model: Any) -> LatentFinder:
@@ -69,8 +67,7 @@ def test_a_projection_that_is_not_linear_is_left_to_the_model(change: Callable[.
     model.model.layers[1].self_attn.kv_b_proj.register_forward_hook(partial(change))
     with pytest.raises(NotLinear):
         find(model)
-    verdict = probe(model, read_layers(model.config), PAGE)
-    verdict.mode.remove()
+    verdict = probed(model)
     assert verdict.mode.name == "packed"
     assert not any(shape.joined for shape in verdict.shapes.values())
     assert verdict.error < 1e-4
@@ -90,16 +87,14 @@ def test_on_a_gpu_layers_are_taken_whose_rows_a_kernel_takes(monkeypatch: pytest
     rows = PageShape(1, 24, 1, 16, torch.float32, joined=True)
     assert asked == 2 * [Signature(rows, 4, 24, torch.float32, False, False, False)]
     # A step asks for the same.
-    mode: Any = probe(model, read_layers(model.config), PAGE).mode
-    mode.remove()
+    mode: Any = probed(model).mode
     assert [one for one in mode.attention._backends if one.shape.joined] == asked[:1]
 
 
 def test_rows_that_no_kernel_takes_leave_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LatentFinder, "taken", lambda finder, device: {})
     model = make_model("deepseek_v3")
-    verdict = probe(model, read_layers(model.config), PAGE)
-    verdict.mode.remove()
+    verdict = probed(model)
     assert verdict.mode.graphed is not None
     assert verdict.mode.graphed.name == "rows"
     assert not any(shape.joined for shape in verdict.shapes.values())

@@ -37,13 +37,12 @@ def test_chats_with_pictures_and_chats_with_sounds_in_one_step_say_what_the_mode
 def test_both_in_one_conversation_are_refused_and_nothing_is_lost() -> None:
     kit = SeeingKit(PHI, watches=True)
     seen: list[Part] = [ASKED[0], CAT, ASKED[1]]
-    ids, outcome = kit.ask(seen, "s")
+    _, outcome = kit.ask(seen, "s")
     with pytest.raises(Refusal) as refused:
         kit.ask([*seen, outcome.tokens, "And ", BELL, "?"], "s")
     assert refused.value.code == "invalid_prompt"
     assert "of one kind" in str(refused.value)
     longer: list[Part] = [*seen, outcome.tokens, "And?"]
-    ids, outcome = kit.ask(longer, "s")
-    kit.check(ids, longer, outcome)
+    _, outcome = kit.ask_checked(longer, "s")
     assert kit.encoded == 1
     kit.leave()

@@ -35,8 +35,7 @@ def test_both_outlive_a_restart_and_the_loss_of_their_kv(tmp_path: Path) -> None
         path.unlink()
     kit = SeeingKit(BOTH, tmp_path)
     edited: list[Part] = ["Before it. ", *parts]
-    ids, outcome = kit.ask(edited, "s")
-    kit.check(ids, edited, outcome)
+    kit.ask_checked(edited, "s")
     assert kit.encoded == 0
     kit.leave()
 

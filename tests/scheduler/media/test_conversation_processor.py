@@ -16,7 +16,7 @@ pytest.importorskip("soundfile")
 import soundfile
 from hearing_models import sound
 from tekken_kit import AUDIO, BEGIN, save_tekken, save_voxtral
-from vision_models import _TEXT
+from tiny_models import SHAPE
 
 from scheduler.engine_config import EngineConfig
 from scheduler.media.conversation_processor import ConversationProcessor, speaks_only
@@ -85,7 +85,7 @@ def test_without_its_library_the_reason_names_it(conversing: Conversing, monkeyp
 def test_voxtral_hears_with_the_files_that_mistral_publishes(tmp_path: Path) -> None:
     """What its own processor makes of a conversation, and a forward of its own code."""
     pytest.importorskip("mistral_common")
-    model = save_voxtral(tmp_path, {**_TEXT, "max_position_embeddings": 1024})
+    model = save_voxtral(tmp_path, {**SHAPE, "max_position_embeddings": 1024})
     loaded = load(EngineConfig("", str(tmp_path), device="cpu"), lambda message: None)
     loaded.verdict.mode.remove()
     assert loaded.eyes is not None, loaded.blind

@@ -35,16 +35,9 @@ def test_a_chat_with_sounds_beside_one_without_says_what_the_model_says(name: st
 @pytest.mark.parametrize("name", HEARING)
 def test_two_sounds_of_one_length_share_no_prefix_and_are_not_heard_alike(name: str) -> None:
     kit = SeeingKit(name)
-    one, other = sound(1.0, 5), sound(1.0, 6)
-    first, second, again = kit.ask(turn_one(one)), kit.ask(turn_one(other)), kit.ask(turn_one(one))
-    start = next(i for i, token in enumerate(first[0]) if token >= MEDIA)
-    for (ids, outcome), data, cached in ((first, one, 0), (second, other, start), (again, one, len(first[0]) - 1)):
-        kit.check(ids, turn_one(data), outcome)
-        assert outcome.receipt is not None
-        assert outcome.receipt.cached == cached
-    told = [next(d.logprobs[0].logprob for d in outcome.deltas if d.logprobs) for _, outcome in (first, second)]
+    outcomes = kit.check_unlike(turn_one(sound(1.0, 5)), turn_one(sound(1.0, 6)))
+    told = [next(d.logprobs[0].logprob for d in outcome.deltas if d.logprobs) for outcome in outcomes]
     assert told[0] != told[1]
-    assert kit.encoded == 2
     kit.leave()
 
 
@@ -53,11 +46,9 @@ def test_two_sounds_of_one_length_share_no_prefix_and_are_not_heard_alike(name: 
 def test_further_models_hear_a_sound_in_two_turns(name: str) -> None:
     kit = SeeingKit(name, step_tokens=19)
     parts = turn_one()
-    ids, outcome = kit.ask(parts, "s", count=3)
-    kit.check(ids, parts, outcome)
+    _, outcome = kit.ask_checked(parts, "s", count=3)
     longer = [*parts, outcome.tokens, "And?"]
-    ids, outcome = kit.ask(longer, "s", count=3)
-    kit.check(ids, longer, outcome)
+    _, outcome = kit.ask_checked(longer, "s", count=3)
     assert kit.encoded == 1
     kit.leave()
 
@@ -68,29 +59,18 @@ def test_an_edit_a_fork_a_restart_and_an_eviction_encode_nothing(name: str, tmp_
     parts = turn_one()
     kit.ask(parts, "s")
     edited: list[Part] = [*parts[:2], "Another question?"]
-    ids, outcome = kit.ask(edited, "s")
-    kit.check(ids, edited, outcome)
+    ids, outcome = kit.ask_checked(edited, "s")
     forked: list[Part] = [*edited, " in a fork"]
-    ids, outcome = kit.ask(forked, "fork")
-    kit.check(ids, forked, outcome)
+    ids, outcome = kit.ask_checked(forked, "fork")
     assert kit.encoded == 1
-    kit.leave()
-    kit = SeeingKit(name, tmp_path)
+    kit = kit.restarted()
     longer = [*forked, outcome.tokens, "Which?"]
-    ids, outcome = kit.ask(longer, "fork")
-    kit.check(ids, longer, outcome)
-    assert outcome.receipt is not None
+    ids, outcome = kit.ask_checked(longer, "fork")
     assert outcome.receipt.cached >= len(kit.ids(forked))
-    store = kit.engine.scheduler.store
-    assert store.archive is not None
-    store.archive.flush(60.0)
-    for session in [*store.residency]:
-        store.discard(session)
+    kit.lose_memory()
     again = [*longer, outcome.tokens, "Sure?"]
     before = len(ids)
-    ids, outcome = kit.ask(again, "fork")
-    kit.check(ids, again, outcome)
-    assert outcome.receipt is not None
+    ids, outcome = kit.ask_checked(again, "fork")
     assert outcome.receipt.cached >= before
     assert kit.encoded == 0
     kit.leave()
@@ -105,8 +85,7 @@ def test_a_sound_that_a_model_would_cut_off_is_refused() -> None:
     kit.leave()
     kit = SeeingKit("audioflamingo3")
     parts: list[Part] = ["Hear ", long, "?"]
-    ids, outcome = kit.ask(parts, count=3)
-    kit.check(ids, parts, outcome)
+    ids, _ = kit.ask_checked(parts, count=3)
     assert sum(token >= MEDIA for token in ids) > 50
     kit.leave()
 

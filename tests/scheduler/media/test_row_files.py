@@ -46,8 +46,7 @@ def test_rows_outlive_a_restart_and_their_kv(name: str, tmp_path: Path) -> None:
     without_kv(tmp_path)
     kit = SeeingKit(name, tmp_path)
     for parts in (shown(CAT), shown(CAT, before="An edit in front of it. ")):
-        ids, outcome = kit.ask(parts, "s")
-        kit.check(ids, parts, outcome)
+        kit.ask_checked(parts, "s")
     assert kit.encoded == 0
     kit.leave()
 
@@ -58,22 +57,19 @@ def test_rows_are_gone_with_the_last_session_that_shows_the_picture(tmp_path: Pa
     kit.ask(parts, "s")
     kit.ask(shown(CAT, "and"), "fork")
     kit.ask(shown(DOG))  # of a session without a name: nothing is kept
-    assert kit.engine.media_store is not None
-    files = kit.engine.media_store.files
+    files = kit.media_store.files
     assert files is not None
     files.flush()
     one, other = rows_in(tmp_path)
     assert one.stat().st_ino == other.stat().st_ino
-    archive = kit.engine.scheduler.store.archive
-    assert archive is not None
-    assert archive.disk.space.beside == files.nbytes > 0
+    assert kit.archive.disk.space.beside == files.nbytes > 0
     kit.commands.forget(Forget("a", "s", 1))
     files.flush()
     assert len(rows_in(tmp_path)) == 1
     kit.commands.forget(Forget("a", "fork", 1))
     files.flush()
     assert rows_in(tmp_path) == []
-    assert len(files) == files.nbytes == archive.disk.space.beside == 0
+    assert len(files) == files.nbytes == kit.archive.disk.space.beside == 0
     kit.leave()
 
 
@@ -117,16 +113,14 @@ def test_damaged_rows_are_made_again(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     kit = SeeingKit("llava", tmp_path)
-    ids, outcome = kit.ask(shown(CAT), "s")
-    kit.check(ids, shown(CAT), outcome)
+    kit.ask_checked(shown(CAT), "s")
     assert kit.encoded == 1
     kit.leave()
 
 
 def test_pictures_of_one_shape_are_encoded_together_while_nothing_is_decoded() -> None:
     kit = SeeingKit("llava")
-    pictures = kit.engine.media_store
-    assert pictures is not None
+    pictures = kit.media_store
     assert pictures.sight.together
     turns = [kit.send(kit.ids(parts), parts) for parts in CHATS]
     kit.run()
@@ -138,8 +132,7 @@ def test_pictures_of_one_shape_are_encoded_together_while_nothing_is_decoded() -
 
 def test_a_reply_waits_for_one_picture_at_a_time() -> None:
     kit = SeeingKit("llava")
-    pictures = kit.engine.media_store
-    assert pictures is not None
+    pictures = kit.media_store
     beside = kit.send(kit.ids(["How far is the moon?"]), [], count=30)
     with torch.no_grad():
         for _ in range(3):

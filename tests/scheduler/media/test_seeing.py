@@ -56,8 +56,7 @@ def test_a_turn_is_told_how_long_the_encoder_took_for_it() -> None:
         *before, last = outcome.deltas
         assert (last.encoding > 0) is waited
         assert not any(delta.encoding for delta in before)
-    assert kit.engine.media_store is not None
-    assert kit.engine.media_store.passes == 1
+    assert kit.media_store.passes == 1
     kit.leave()
 
 
@@ -71,8 +70,7 @@ def test_what_a_forward_with_pictures_leaves_on_the_model_is_in_no_other_session
     try:
         for number, parts in enumerate(chats):
             holder.rope_deltas = torch.tensor([[37 * number - 20]])
-            ids, outcome = kit.ask(parts, f"{number}")
-            kit.check(ids, parts, outcome)
+            _, outcome = kit.ask_checked(parts, f"{number}")
             chats[number] = [*parts, outcome.tokens, "And?"]
         holder.rope_deltas = torch.tensor([[11]])
         turns = {kit.send(kit.ids(parts), parts, f"{number}"): parts for number, parts in enumerate(chats)}
@@ -88,16 +86,7 @@ def test_what_a_forward_with_pictures_leaves_on_the_model_is_in_no_other_session
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
 def test_two_pictures_of_one_size_share_no_prefix(name: str) -> None:
     kit = SeeingKit(name)
-    one, other = picture(64, 48, 5), picture(64, 48, 6)
-    first = kit.ask(turn_one(one))
-    second = kit.ask(turn_one(other))
-    again = kit.ask(turn_one(one))
-    start = next(i for i, token in enumerate(first[0]) if token >= MEDIA)
-    for (ids, outcome), data, cached in ((first, one, 0), (second, other, start), (again, one, len(first[0]) - 1)):
-        kit.check(ids, turn_one(data), outcome)
-        assert outcome.receipt is not None
-        assert outcome.receipt.cached == cached
-    assert kit.encoded == 2
+    kit.check_unlike(turn_one(picture(64, 48, 5)), turn_one(picture(64, 48, 6)))
     kit.leave()
 
 
@@ -108,12 +97,9 @@ def test_an_edit_behind_a_picture_and_a_fork_encode_nothing(name: str) -> None:
     kit.ask(parts, "s")
     for text in ("Another question?", "A third one"):
         edited: list[Part] = [*parts[:2], text]
-        ids, outcome = kit.ask(edited, "s")
-        kit.check(ids, edited, outcome)
+        _, outcome = kit.ask_checked(edited, "s")
         forked: list[Part] = [*edited, " in a fork"]
-        ids, outcome = kit.ask(forked, f"fork {text}")
-        kit.check(ids, forked, outcome)
-        assert outcome.receipt is not None
+        _, outcome = kit.ask_checked(forked, f"fork {text}")
         assert outcome.receipt.encoded == 0
         assert outcome.receipt.cached >= len(kit.ids(edited)) - 1
     assert kit.encoded == 1
@@ -126,24 +112,15 @@ def test_after_a_restart_and_an_eviction_kv_is_loaded_and_nothing_encoded(name: 
     parts: list[Part] = [*turn_one(), "and", DOG, "."]
     _, outcome = kit.ask(parts, "s")
     longer = [*parts, outcome.tokens, "Which?"]
-    kit.leave()
-    kit = SeeingKit(name, tmp_path, pages=20)
-    ids, outcome = kit.ask(longer, "s")
-    kit.check(ids, longer, outcome)
-    assert outcome.receipt is not None
+    kit = kit.restarted(pages=20)
+    ids, outcome = kit.ask_checked(longer, "s")
     assert outcome.receipt.cached >= len(kit.ids(parts))
     for number in range(12):
         kit.ask([f"{number} and a long text to evict the other. " * 6], f"other {number}")
-    store = kit.engine.scheduler.store
-    assert store.archive is not None
-    store.archive.flush(60.0)
-    for session in [*store.residency]:  # whoever is worth most by what the retention has learned of the tenant
-        store.discard(session)
+    kit.lose_memory()  # with whoever is worth most by what the retention has learned of the tenant
     again = [*longer, outcome.tokens, "Sure?"]
     before = len(ids)
-    ids, outcome = kit.ask(again, "s")
-    kit.check(ids, again, outcome)
-    assert outcome.receipt is not None
+    ids, outcome = kit.ask_checked(again, "s")
     assert outcome.receipt.cached >= before
     assert outcome.receipt.loaded
     assert kit.encoded == 0
@@ -185,14 +162,9 @@ def test_kv_with_pictures_is_loaded_even_where_computing_seems_quicker(tmp_path:
     for parts, cached in ((turn_one(), True), (text, False)):
         kit = SeeingKit("llava", tmp_path / str(cached))
         kit.ask(parts, "s")
-        kit.leave()
-        kit = SeeingKit("llava", tmp_path / str(cached))
-        archive = kit.engine.scheduler.store.archive
-        assert archive is not None
-        archive.restore_rates = Lazy()
-        ids, outcome = kit.ask(parts, "s")
-        kit.check(ids, parts, outcome)
-        assert outcome.receipt is not None
+        kit = kit.restarted()
+        kit.archive.restore_rates = Lazy()
+        _, outcome = kit.ask_checked(parts, "s")
         assert bool(outcome.receipt.cached) is cached
         assert kit.encoded == 0
         kit.leave()
@@ -226,6 +198,5 @@ def test_a_picture_is_never_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = kit.ids(turn_one())
     at = next(i for i, token in enumerate(ids) if token >= MEDIA)
     parts: list[Part] = [*turn_one(), ids[:at]]  # what has stood in front of the picture: the picture is next
-    ids, outcome = kit.ask(parts, count=4)
-    kit.check(ids, parts, outcome)
+    ids, _ = kit.ask_checked(parts, count=4)
     kit.leave()

@@ -12,16 +12,14 @@ from typing import Any
 import engine_kit
 import pytest
 import torch
-from engine_kit import Kit, ours
-from gpu_kit import Capture, TritonDouble
+from engine_kit import Kit, failing, ours
+from gpu_kit import Capture, use_double
 from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from wide import widely
 
-from cache.attention import packed_attention
 from cache.memory.memory_tier import MemoryTier, PageShape
-from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode, SplitMode
@@ -29,7 +27,7 @@ from scheduler.forward.trace import UNTRACED
 from scheduler.model import decode_graphs, mixed_steps
 from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
-from scheduler.model.probe import Verdict, probe
+from scheduler.model.probe import Verdict
 
 EMPTY = SessionCache("", None)
 
@@ -45,9 +43,7 @@ def probed(name: str, absorb: Any) -> tuple[Any, Verdict]:
     replace.
     """
     model = make_model(name)
-    verdict = probe(model, read_layers(model.config.get_text_config()), engine_kit.PAGE)
-    verdict.mode.remove()
-    return model, verdict
+    return model, engine_kit.probed(model)
 
 
 class Scene:
@@ -62,11 +58,7 @@ class Scene:
         monkeypatch.setattr(engine_kit, "verdict_on", lambda name: verdict)
         monkeypatch.setattr(engine_kit, "in_place_of", lambda name: in_place)
         monkeypatch.setattr(engine_kit, "MemoryTier", partial(MemoryTier, scratch=True))
-        double = TritonDouble()
-        monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
-        mode: Any = verdict.mode
-        if mode.name == "packed":
-            monkeypatch.setattr(mode.attention, "_backends", {})
+        use_double(monkeypatch, verdict.mode)
         self.kit = Kit(name, **options)
         self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, Capture(capture), 1 << 30)
         self.kit.runner._graphs = self.graphs
@@ -79,6 +71,11 @@ class Scene:
             return logits
 
         monkeypatch.setattr(self.graphs, "run", counted)
+
+    def capture_all(self) -> None:
+        with installed(self.kit.mode):
+            self.graphs.capture_all()
+        self.kit.mode.remove()
 
     def check(self, prompts: list[list[int]], count: int, **options: Any) -> None:
         """See ``Kit.check``."""
@@ -120,9 +117,7 @@ def test_graphs_over_pages_in_two_parts(name: str, monkeypatch: pytest.MonkeyPat
     assert scene.kit.pool.windows is not None
     tier = scene.kit.pool.device
     free = tier.free
-    with installed(scene.kit.mode):
-        scene.graphs.capture_all()
-    scene.kit.mode.remove()
+    scene.capture_all()
     assert [*scene.graphs.captured] == [1, 2, 4, 6]
     assert tier.free == free
     prompts = [[1, 2, 3] * 5, [4] * 19, [5, 6, 7, 8, 9, 10, 11] * 7]
@@ -190,8 +185,7 @@ def test_sessions_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     prompts = [[n, 3, n] for n in range(5)]
     turns = [scene.kit.send(prompts[n], 4 + 5 * n) for n in range(4)]
-    for _ in range(6):
-        scene.kit.step()
+    scene.kit.step(6)
     turns.append(scene.kit.send(prompts[4], 12))
     scene.kit.run()
     for n, turn in enumerate(turns):
@@ -213,8 +207,7 @@ def test_prompts_and_long_sessions_run_without(monkeypatch: pytest.MonkeyPatch) 
 def test_a_session_with_hidden_tokens_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     scene.check([[1, 2, 3]], 8, session="s")
-    session = scene.kit.store.find("a", "s")
-    assert session is not None
+    session = scene.kit.find("s")
     session.hide(1, 3)
     served = scene.served
     scene.kit.ask([*session.token_ids], 6, session="s")
@@ -257,10 +250,7 @@ def test_a_capture_that_fails_ends_all_others(monkeypatch: pytest.MonkeyPatch, s
 def test_a_model_that_looks_at_numbers_is_not_captured(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    def never(step: Step) -> Callable[[], Any]:
-        raise AssertionError
-
-    scene = Scene(monkeypatch, capture=never)
+    scene = Scene(monkeypatch, capture=failing(AssertionError()))
     layer = scene.model.model.layers[1].mlp
     forward = layer.forward
     monkeypatch.setattr(layer, "forward", lambda x: forward(x) * (1 if bool(x.isfinite().all()) else 0))
@@ -273,14 +263,11 @@ def test_a_model_that_looks_at_numbers_is_not_captured(
 def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions come and go, in steps of graphs and in steps with prompts; what they leave is resumed."""
     scene = Scene(monkeypatch, name, pages=200)
-    with installed(scene.kit.mode):
-        scene.graphs.capture_all()
-    scene.kit.mode.remove()
+    scene.capture_all()
     assert (*scene.graphs.captured, scene.graphs.refused) == (1, 2, 4, 6, "")
     prompts = [[n, 3, n + 1] * (1 + 3 * n) for n in range(6)]
     turns = [scene.kit.send(prompts[n], 5 + 4 * n, session=f"s{n}") for n in range(4)]
-    for _ in range(7):
-        scene.kit.step()
+    scene.kit.step(7)
     turns += [scene.kit.send(prompts[n], 14, session=f"s{n}") for n in (4, 5)]
     scene.kit.run()
     assert scene.served > 12
@@ -454,20 +441,16 @@ def test_captures_at_load_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) 
 def test_beside_a_prompt_decode_steps_are_graphs_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, whose logits are wanted at their ends only, among sessions that decode."""
     scene = Scene(monkeypatch, name, pages=200)
-    with installed(scene.kit.mode):
-        scene.graphs.capture_all()
-    scene.kit.mode.remove()
+    scene.capture_all()
     scene.kit.scheduler._max_step_tokens = 16
     for beside in (0, 10, 1 << 20):
         scene.graphs.beside, scene.served = beside, 0
         turns = {scene.kit.send([n + 1, 2, beside % 7], 12): [n + 1, 2, beside % 7] for n in range(3)}
-        for _ in range(6):
-            scene.kit.step()
+        scene.kit.step(6)
         before = scene.served
         longer = [beside % 11, 3, 5] * 20
         turns[scene.kit.send(longer, 4)] = longer
-        for _ in range(4):
-            scene.kit.step()
+        scene.kit.step(4)
         assert scene.served - before == (4 if beside > 16 else 0)
         scene.kit.run()
         for turn, prompt in turns.items():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from architectures.build import build
+from loaded_kit import load_quietly, reason
 from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import (
@@ -25,7 +26,7 @@ from scheduler.engine_assembly import build_engine
 from scheduler.engine_config import EngineConfig
 from scheduler.model import checkpoint, load_errors, loader
 from scheduler.model.checkpoint import read_config, read_model
-from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
+from scheduler.model.loader import PAGE_SIZE, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
 from scheduler.protocol import Loading, TokenizerRead
@@ -54,11 +55,6 @@ def print_of_llama(llama: Path) -> str:
 def copy(llama: Path, tmp_path: Path) -> Path:
     """A copy of it that a test may change."""
     return Path(shutil.copytree(llama, tmp_path / "copy"))
-
-
-def load_quietly(path: Path | str, **options: Any) -> LoadedModel:
-    """Load on the CPU."""
-    return load(EngineConfig("", str(path), device="cpu", **options), lambda message: None)
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -96,16 +92,6 @@ def test_the_context_of_the_configuration_or_else_of_the_tokenizer(copy: Path) -
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------
-
-
-def reason(path: Path | str, **options: Any) -> str:
-    """Why it cannot be loaded: one line that names it."""
-    with pytest.raises(LoadFailed) as caught:
-        load_quietly(path, **options)
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -229,7 +215,7 @@ def test_rounded_kv_has_a_fingerprint_of_its_own(llama: Path) -> None:
 
 def test_rounded_kv_is_not_for_a_divided_model(llama: Path) -> None:
     with pytest.raises(LoadFailed, match="--kv-dtype int8: not with --tensor-parallel"):
-        load(EngineConfig("", str(llama), device="cpu", kv_dtype="int8", tensor_parallel=2), lambda message: None)
+        load_quietly(llama, kv_dtype="int8", tensor_parallel=2)
 
 
 def test_the_same_files_elsewhere_have_the_same_fingerprint(llama: Path, copy: Path, print_of_llama: str) -> None:

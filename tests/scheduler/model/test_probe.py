@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_kit import ours
+from engine_kit import PAGE, ours, probed
 from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 from wide import widely
 
@@ -33,7 +33,6 @@ from scheduler.model.measurement import MeasuredError, Measurement, describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.runner import ModelRunner
 
-PAGE = 4
 PROMPT = list(range(60, 90))
 
 
@@ -44,12 +43,6 @@ def only_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "LAST_RESORT", ())
 
 
-def verdict_on(model: Any, **known: Any) -> Verdict:
-    verdict = probe(model, read_layers(model.config), PAGE, **known)
-    verdict.mode.remove()
-    return verdict
-
-
 def error_of(verdict: Verdict) -> float:
     """The measured error of the mode that was chosen, the last number of the report."""
     return float(verdict.report.split()[-1])
@@ -58,7 +51,7 @@ def error_of(verdict: Verdict) -> float:
 @pytest.mark.parametrize("name", widely(ARCHITECTURES, "llama gemma3 gpt_oss deepseek_v3 llama4"))
 def test_attention_of_all_kinds_runs_packed(name: str) -> None:
     model = make_model(name)
-    verdict = verdict_on(model)
+    verdict = probed(model)
     assert verdict.mode.name == "packed"
     assert not verdict.mode.stateful
     assert error_of(verdict) < 1e-4
@@ -66,13 +59,13 @@ def test_attention_of_all_kinds_runs_packed(name: str) -> None:
 
 
 def test_layers_that_use_what_the_cache_gives_them_are_read_in_place() -> None:
-    verdict = verdict_on(make_model("llama"))
+    verdict = probed(make_model("llama"))
     assert verdict.mode.in_place == {0, 1}
     assert verdict.shapes[0].nbytes == 2 * 2 * 16 * 4
 
 
 def test_layers_that_expand_what_the_cache_gives_them_attend_to_rows_of_it() -> None:
-    verdict = verdict_on(make_model("deepseek_v3"))
+    verdict = probed(make_model("deepseek_v3"))
     assert verdict.mode.in_place == frozenset()
     shape = verdict.shapes[0]
     assert shape.joined
@@ -84,7 +77,7 @@ def test_layers_that_expand_what_the_cache_gives_them_attend_to_rows_of_it() -> 
 def test_rows_of_latents_that_give_other_results_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = Absorbed.outputs
     monkeypatch.setattr(Absorbed, "outputs", lambda self, latents: 1.01 * outputs(self, latents))
-    verdict = verdict_on(make_model("deepseek_v3"))
+    verdict = probed(make_model("deepseek_v3"))
     assert verdict.mode.name == "packed"
     assert not verdict.mode.joined
     assert not any(shape.joined for shape in verdict.shapes.values())
@@ -98,8 +91,7 @@ def test_what_was_wrongly_learned_is_found_where_it_is_measured_with_programs(mo
 
     monkeypatch.setattr(PackedMode, "learn", learn)
     model = make_model("deepseek_v3")
-    verdict = probe(model, read_layers(model.config), PAGE, packing=Packing({}))
-    verdict.mode.remove()
+    verdict = probed(model, packing=Packing({}))
     assert verdict.mode.name == "packed"
     assert not verdict.mode.in_place
 
@@ -124,7 +116,7 @@ def test_steps_that_are_recorded_have_lengths_that_no_tensor_has(monkeypatch: py
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_no_reason_to_refuse(dtype: torch.dtype) -> None:
-    verdict = verdict_on(make_model("llama").to(dtype))
+    verdict = probed(make_model("llama").to(dtype))
     assert verdict.mode.name == "packed"
     assert verdict.shapes[0].dtype is dtype
 
@@ -150,14 +142,14 @@ def test_the_mode_is_installed_when_the_probe_returns() -> None:
     ],
 )
 def test_keys_behind_a_window_may_leave(name: str, window: int) -> None:
-    verdict = verdict_on(make_model(name, sliding_window=window))
+    verdict = probed(make_model(name, sliding_window=window))
     assert verdict.windows is not None
     assert verdict.windows.layers == ({0, 1} if name == "mistral" else {0, 2})
 
 
 def test_a_model_without_windows_has_none_and_one_with_a_window_of_512_does() -> None:
-    assert verdict_on(make_model("llama")).windows is None
-    assert verdict_on(make_model("gemma2", sliding_window=512)).windows is not None
+    assert probed(make_model("llama")).windows is None
+    assert probed(make_model("gemma2", sliding_window=512)).windows is not None
 
 
 @pytest.mark.parametrize("window", [8, 1024])
@@ -168,7 +160,7 @@ def test_keys_stay_where_results_would_differ_without_them(
         return self.first_key(length) and self.first_key(length) + PAGE
 
     monkeypatch.setattr(Windows, "first_kept", too_many)
-    verdict = verdict_on(make_model("gemma3", sliding_window=window))
+    verdict = probed(make_model("gemma3", sliding_window=window))
     assert verdict.mode.name == "packed"
     assert verdict.windows is None
     assert [message for message in ours(said) if "keep all keys" in message]
@@ -178,18 +170,18 @@ def test_keys_stay_where_parts_of_pages_are_mixed_up(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(PackedStep, "write_positions", lambda self, layer: self.write_index)
-    assert verdict_on(make_model("gemma3", sliding_window=1024)).windows is None
+    assert probed(make_model("gemma3", sliding_window=1024)).windows is None
     assert [message for message in ours(said) if "keep all keys" in message]
 
 
 # -- broken on purpose ----------------------------------------------------------------------------------------------
 
 
-def check_refused(model: Any, layers: list[AttentionLayer]) -> str:
+def check_refused(model: Any, layers: list[AttentionLayer] | None = None) -> str:
     before = logits(model, PROMPT)
     implementation = model.config._attn_implementation
     with pytest.raises(UnsupportedModel) as caught:
-        probe(model, layers, PAGE)
+        probe(model, layers or read_layers(model.config), PAGE)
     assert model.config._attn_implementation == implementation
     assert torch.equal(logits(model, PROMPT), before)
     assert str(caught.value)
@@ -222,7 +214,7 @@ def test_sessions_that_leak_into_each_other(monkeypatch: pytest.MonkeyPatch) -> 
         return torch.arange(11, device=device)
 
     monkeypatch.setattr(SessionCache, "table", one_for_all)
-    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+    assert "error" in check_refused(make_model("llama"))
 
 
 @pytest.mark.usefixtures("only_packed")
@@ -232,7 +224,7 @@ def test_chunks_that_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PackedStep, "mask", nothing_hidden)
     monkeypatch.setattr(cpu, "cpu_backend", lambda: None)  # it has no mask that could be taken away
-    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+    assert "error" in check_refused(make_model("llama"))
 
 
 @pytest.mark.usefixtures("only_packed")
@@ -244,7 +236,7 @@ def test_positions_that_begin_anew_with_every_step(monkeypatch: pytest.MonkeyPat
         self.positions = torch.cat([torch.arange(span.size) for span in self.spans])[None]
 
     monkeypatch.setattr(PackedStep, "__init__", forgetful)
-    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+    assert "error" in check_refused(make_model("llama"))
 
 
 def test_a_model_that_computes_no_numbers() -> None:
@@ -256,7 +248,7 @@ def test_a_model_that_computes_no_numbers() -> None:
 
 
 def test_a_recurrent_model_keeps_its_states_beside_the_pages_of_its_attention() -> None:
-    verdict = verdict_on(make_model("qwen3_next"))
+    verdict = probed(make_model("qwen3_next"))
     assert verdict.mode.stateful
     assert error_of(verdict) < 1e-4
     assert sorted(verdict.shapes) == [1]
@@ -285,14 +277,14 @@ def test_an_earlier_verdict_is_measured_once_as_the_model_will_run(monkeypatch: 
 
     monkeypatch.setattr(Measurement, "measure", counted)
     model = make_model("llama")
-    before, vocabulary = verdict_on(model, packing=pack(model)), model.config.vocab_size
+    before, vocabulary = probed(model, packing=pack(model)), model.config.vocab_size
     assert len(measured) > 1
     for wrong in (False, True):
         measured.clear()
         if wrong:
             monkeypatch.setattr(Fusion, "run", lambda self, given: torch.zeros(100, vocabulary))
         model = make_model("llama")
-        again = verdict_on(model, first="packed", packing=pack(model))
+        again = probed(model, first="packed", packing=pack(model))
         assert (len(measured) > 1) is wrong
         assert again.report.startswith("packed as before: agrees") is not wrong
         assert (again.shapes, again.token_bytes) == (before.shapes, before.token_bytes)
@@ -302,8 +294,7 @@ def test_an_earlier_verdict_is_measured_once_as_the_model_will_run(monkeypatch: 
 def test_what_rounded_kv_changes_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     model, codec = make_model("llama"), Codec.INT8
     caplog.set_level("INFO")
-    verdict = probe(model, read_layers(model.config), PAGE, codec=codec)
-    verdict.mode.remove()
+    verdict = probed(model, codec=codec)
     assert {shape.codec for shape in verdict.shapes.values()} == {codec} == {verdict.codec}
     assert verdict.token_bytes == sum(shape.nbytes for shape in verdict.shapes.values()) == 2 * 2 * (2 * 16 + 16)
     kv = verdict.kv
@@ -318,8 +309,7 @@ def test_what_rounded_kv_changes_is_measured(caplog: pytest.LogCaptureFixture) -
 
 def test_a_model_whose_kv_cannot_be_rounded_says_why(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model("falcon")  # runs with masks: its own attention computes with what is gathered
-    verdict = probe(model, read_layers(model.config), PAGE, codec=Codec.INT8)
-    verdict.mode.remove()
+    verdict = probed(model, codec=Codec.INT8)
     assert verdict.codec is Codec.EXACT
     assert {shape.codec for shape in verdict.shapes.values()} == {Codec.EXACT}
     assert verdict.kv is not None

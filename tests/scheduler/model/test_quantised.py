@@ -16,26 +16,20 @@ from typing import Any
 
 import pytest
 import torch
-from loaded_kit import generate
+from loaded_kit import generate, load_quietly, reason
 from tiny_models import greedy
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TorchAoConfig
 from transformers.utils import import_utils
 
 from scheduler import extras
-from scheduler.engine_config import EngineConfig
 from scheduler.model.load_errors import _EXTRAS
-from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
+from scheduler.model.loader import fingerprint
 from scheduler.model.weights import digest, stored_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "server" / "demo"  # trained weights: what quantising leaves of it can be measured
 IDS = [(7 * i + 3) % 1000 + 10 for i in range(40)]
-
-
-def load_quietly(path: Path, dtype: str = "float32") -> LoadedModel:
-    """Load on the CPU."""
-    return load(EngineConfig("", str(path), device="cpu", dtype=dtype), lambda message: None)
 
 
 # -- where the library is there -------------------------------------------------------------------------------------
@@ -127,7 +121,7 @@ def compressed_int8(folder: Path) -> Path:
 @pytest.mark.parametrize(("write", "least"), [(torchao_int8, 0.25), (bitsandbytes_4bit, 0.125)])
 def test_quantised_weights_take_less(write: Callable[[Path], Path], least: float, tmp_path: Path) -> None:
     """Of float32; embeddings, norms and scales are not quantised."""
-    loaded, original = load_quietly(write(tmp_path)), load_quietly(DEMO)
+    loaded, original = load_quietly(write(tmp_path), dtype="float32"), load_quietly(DEMO, dtype="float32")
     assert loaded.parameters == original.parameters
     assert least < loaded.weight_bytes / original.weight_bytes < least + 0.4
 
@@ -139,7 +133,7 @@ def test_quantised_weights_take_less(write: Callable[[Path], Path], least: float
 )
 def test_it_runs_like_a_forward_from_scratch(write: Callable[[Path], Path], loss: float, tmp_path: Path) -> None:
     path = write(tmp_path)
-    loaded, original = load_quietly(path), load_quietly(DEMO)
+    loaded, original = load_quietly(path, dtype="float32"), load_quietly(DEMO, dtype="float32")
     assert loaded.verdict.mode.name == "packed"
     assert loaded.eos_token_ids == original.eos_token_ids
     assert loaded.context == original.context
@@ -155,11 +149,11 @@ def test_it_runs_like_a_forward_from_scratch(write: Callable[[Path], Path], loss
     with torch.no_grad():
         got, want = loaded.model(tokens).logits, original.model(tokens).logits
     assert (got - want).norm() <= loss * want.norm()  # the same model, but for what quantising lost
-    assert fingerprint(load_quietly(path)) == fingerprint(loaded) != fingerprint(original)
+    assert fingerprint(load_quietly(path, dtype="float32")) == fingerprint(loaded) != fingerprint(original)
 
 
 def test_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
-    assert load_quietly(gguf_q8(tmp_path), "bfloat16").model.dtype is torch.bfloat16
+    assert load_quietly(gguf_q8(tmp_path), dtype="bfloat16").model.dtype is torch.bfloat16
 
 
 class Scaled(torch.Tensor):
@@ -262,13 +256,6 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_what_is_installed()
 
 
-def reason(path: Path) -> str:
-    """Why it cannot be loaded."""
-    with pytest.raises(LoadFailed) as caught:
-        load_quietly(path)
-    return str(caught.value)
-
-
 def missing(path: Path, extra: str) -> str:
     return f"cannot load {str(path)!r}: a library is missing: {extras.install_command(extra)}"
 
@@ -277,7 +264,7 @@ def missing(path: Path, extra: str) -> str:
 @pytest.mark.parametrize(("extra", "scheme"), SCHEMES)
 def test_the_line_names_the_extra(extra: str, scheme: dict[str, Any], tmp_path: Path) -> None:
     path = quantised_as(tmp_path, scheme)
-    assert reason(path) == missing(path, extra)
+    assert reason(path, dtype="float32") == missing(path, extra)
 
 
 @pytest.mark.usefixtures("bare")
@@ -286,7 +273,7 @@ def test_the_line_of_a_gguf_file_that_only_transformers_reads(tmp_path: Path) ->
     path = tmp_path / "tiny.gguf"
     text = struct.pack(f"<Q{len(key)}sIQ{len(value)}s", len(key), key, 8, len(value), value)
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + text)
-    assert reason(path) == missing(path, "gguf")
+    assert reason(path, dtype="float32") == missing(path, "gguf")
 
 
 def test_every_extra_that_is_named_exists() -> None:
@@ -296,15 +283,11 @@ def test_every_extra_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("scheme", [{"quant_method": "of-tomorrow"}, {}])
 def test_a_scheme_that_nobody_knows_is_not_taken_for_plain_weights(scheme: dict[str, Any], tmp_path: Path) -> None:
-    said = reason(quantised_as(tmp_path, scheme))
-    assert "quanti" in said
-    assert "\n" not in said
+    assert "quanti" in reason(quantised_as(tmp_path, scheme), dtype="float32")
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage" * 100, b"GGUF" + b"\0" * 64])
 def test_a_broken_gguf_file(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
-    said = reason(path)
-    assert said.startswith(f"cannot load {str(path)!r}: ")
-    assert "\n" not in said
+    assert reason(path, dtype="float32").startswith(f"cannot load {str(path)!r}: ")

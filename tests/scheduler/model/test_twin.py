@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, RECURRENT, make_model, make_tokenizer
+from engine_kit import failing, probed
+from tiny_models import ARCHITECTURES, RECURRENT, make_model, make_tokenizer, of_unit_gain
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 
-from cache.pages.layers import read_layers
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import make_session, random_tokens, reference_logits
-from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, Verdict
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.twin import Twin, _build, make_twin
 
-PAGE = 4
 REAL = 4096  # far past the probe's timelines
 SHAPE: dict[str, Any] = {
     "vocab_size": 259,
@@ -94,28 +94,18 @@ def planted(kind: type, late_from: int = REAL) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPE)
     config.late_from = late_from
-    model = Planted(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0, weight.shape[-1] ** -0.5)
-    return model
+    return of_unit_gain(Planted(config).eval())
 
 
 def verdict_on(model: Any) -> Verdict:
-    verdict = probe(model, read_layers(model.config), PAGE, context=SHAPE["max_position_embeddings"])
-    verdict.mode.remove()
-    return verdict
+    return probed(model, context=SHAPE["max_position_embeddings"])
 
 
 @pytest.fixture
 def nearsighted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that looks at its short timelines only."""
 
-    def nothing(*_: Any) -> Twin:
-        return Twin()
-
-    monkeypatch.setattr("scheduler.model.thresholds.make_twin", nothing)
+    monkeypatch.setattr("scheduler.model.thresholds.make_twin", lambda *_: Twin())
 
 
 @pytest.mark.usefixtures("nearsighted")
@@ -140,15 +130,12 @@ def test_attention_that_adds_its_place_to_the_length_is_right_in_packed_steps() 
 
 
 def test_a_context_that_ends_before_it_needs_no_other_mode() -> None:
-    model = planted(LateLayer)
-    verdict = probe(model, read_layers(model.config), PAGE, context=REAL)
-    verdict.mode.remove()
+    verdict = probed(planted(LateLayer), context=REAL)
     assert (verdict.mode.name, verdict.crossed) == ("packed", ())
 
 
 def test_where_nothing_is_late_nothing_is_measured() -> None:
-    model = make_model("llama")
-    assert verdict_on(model).crossed == ()
+    assert verdict_on(make_model("llama")).crossed == ()
 
 
 # -- the copy ---------------------------------------------------------------------------------------------------------
@@ -213,43 +200,35 @@ def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch, caplog
 
 
 def test_a_copy_whose_code_fails_in_every_mode_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Any, *_: Any) -> Any:
-        raise IndexError("a number that nobody chose")
-
-    monkeypatch.setattr(Thresholds, "_error", failing)
+    monkeypatch.setattr(Thresholds, "_error", failing(IndexError("a number that nobody chose")))
     verdict = verdict_on(planted(LateLayer))
     assert verdict.mode.name == "packed"
     assert "a number that nobody chose" in verdict.unproven
 
 
-def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> None:
-    class Peeking(LateMLP):
+def louder_by(more: Callable[[torch.Tensor], torch.Tensor]) -> type:
+    """A layer that gives so much more of what it is given, past its threshold."""
+
+    class Louder(LateMLP):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             late = x.shape[1] >= self.late_from
-            out: torch.Tensor = super().forward(x) * (1.0 + late * x.mean())
+            out: torch.Tensor = super().forward(x) * (1.0 + late * more(x))
             return out
 
-    class PeekingLayer(LateLayer):
+    class LouderLayer(LateLayer):
         def __init__(self, config: Any, layer_idx: int) -> None:
             super().__init__(config, layer_idx)
-            self.mlp = Peeking(config)
+            self.mlp = Louder(config)
 
-    verdict = verdict_on(planted(PeekingLayer))
+    return LouderLayer
+
+
+def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> None:
+    verdict = verdict_on(planted(louder_by(torch.Tensor.mean)))
     assert verdict.mode.name == "recomputed"
     assert "depends on later tokens" in verdict.report
 
 
 def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> None:
-    class Drawing(LateMLP):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            late = x.shape[1] >= self.late_from
-            out: torch.Tensor = super().forward(x) * (1.0 + late * torch.rand(()))
-            return out
-
-    class DrawingLayer(LateLayer):
-        def __init__(self, config: Any, layer_idx: int) -> None:
-            super().__init__(config, layer_idx)
-            self.mlp = Drawing(config)
-
     with pytest.raises(UnsupportedModel, match="not deterministic"):
-        verdict_on(planted(DrawingLayer))
+        verdict_on(planted(louder_by(lambda x: torch.rand(()))))

@@ -100,6 +100,17 @@ class Scene:
         for other in self.others:
             other.hold.set()
 
+    def filled(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Random tokens in these rows of the device's pages, and what is there then."""
+        for name in self.pool.device.token_shapes:
+            self.pool.device.scatter(rows, name, self.tensor(name, len(rows)))
+        return self.pool.device.gather(rows)
+
+    def close(self) -> None:
+        self.ranks.close()
+        for other in self.others:
+            other.join()
+
     def tensor(self, name: str, tokens: int) -> torch.Tensor:
         """Random tokens as a file holds them."""
         shape, dtype = self.pool.device.token_shapes[name]
@@ -110,9 +121,7 @@ class Scene:
 def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
-    made.ranks.close()
-    for other in made.others:
-        other.join()
+    made.close()
 
 
 def test_what_is_written_is_divided_and_read_as_a_whole(scene: Scene) -> None:
@@ -139,10 +148,7 @@ def test_what_is_written_is_divided_and_read_as_a_whole(scene: Scene) -> None:
 def test_pages_move_on_every_rank(scene: Scene) -> None:
     pool = scene.pool
     pages = [pool.alloc() for _ in range(3)]
-    rows = transfer.rows_of(pages, SIZE, 0, 12)
-    for name in pool.device.token_shapes:
-        pool.device.scatter(rows, name, scene.tensor(name, 12))
-    before = pool.device.gather(rows)
+    before = scene.filled(transfer.rows_of(pages, SIZE, 0, 12))
     copy = pool.unshare(pages[1])
     at = transfer.rows_of([copy], SIZE, 0, SIZE)
     assert all(torch.equal(tokens, before[name][4:8]) for name, tokens in pool.device.gather(at).items())
@@ -182,18 +188,13 @@ def test_pages_in_two_parts_move_on_every_rank() -> None:
         back = pool.device.gather(rows[False], rows[True])
         assert all(torch.equal(back[name], given[name]) for name in given)
     finally:
-        scene.ranks.close()
-        for other in scene.others:
-            other.join()
+        scene.close()
 
 
 def test_a_file_is_read_after_what_was_told_before(scene: Scene) -> None:
     pool = scene.pool
     page = pool.alloc()
-    rows = transfer.rows_of([page], SIZE, 0, SIZE)
-    for name in pool.device.token_shapes:
-        pool.device.scatter(rows, name, scene.tensor(name, SIZE))
-    before = pool.device.gather(rows)
+    before = scene.filled(transfer.rows_of([page], SIZE, 0, SIZE))
     for other in scene.others:
         other.hold.clear()
     copy = pool.alloc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import torch
+from session_kit import session_of
 
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
@@ -25,9 +26,7 @@ LAYERS = [
 
 def session(fed: int, owed: int, slots: list[int]) -> SessionCache:
     """Tokens ``fed`` and ``owed``, on these pages."""
-    made = SessionCache("a", None)
-    made.token_ids.extend(range(fed + owed))
-    made.on_fed(fed)
+    made = session_of(range(fed + owed), owed)
     made.pages = [Page(TIER, slot) for slot in slots]
     return made
 

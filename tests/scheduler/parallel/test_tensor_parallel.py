@@ -65,7 +65,7 @@ def test_conversations_through_the_host(pair: Pair) -> None:
     driver = Driver(found, config_of(model, 2, pages=10, host_pages=40, max_step_tokens=32))
     conversations(driver, name, sessions=5, turns=3)
     assert driver.engine.stats().tier(Tier.DEVICE).evictions
-    assert any(o.receipt is not None and o.receipt.count_reused(Tier.HOST) for o in driver.outcomes.values())
+    assert any(o.admitted and o.receipt.count_reused(Tier.HOST) for o in driver.outcomes.values())
 
 
 def test_turns_that_do_not_fit_together(pair: Pair) -> None:
@@ -166,19 +166,16 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     assert one.store.pool.device.token_shapes == both.store.pool.device.token_shapes
     again = [*prompt, *first, 1, 2, 3]
     outcome = one.ask(again, 6, "s")
-    assert outcome.receipt is not None
     assert (outcome.receipt.count_reused(Tier.DISK), outcome.receipt.cached) == (50, 50)
     assert outcome.tokens == greedy(model_of(name), again, 6, outcome.tokens)
     there = stored_of(one, "s", saved.length)
     assert all(torch.equal(here[kind], there[kind]) for kind in here)  # what was loaded
-    computed = one.ask(prompt, 1, prompt_logprobs=0)  # from the first token
-    assert computed.receipt is not None
+    one.ask(prompt, 1, prompt_logprobs=0)  # from the first token
     one.leave()
 
     both = Driver(found, config_of(model, 2, kv_folder=str(tmp_path / "kv")))
     third = [*again, *outcome.tokens, 4, 5]
     last = both.ask(third, 6, "s")
-    assert last.receipt is not None
     assert (last.receipt.count_reused(Tier.DISK), last.receipt.cached) == (len(third) - 3, len(third) - 3)
     assert last.tokens == greedy(model_of(name), third, 6, last.tokens)
     both.leave()

@@ -44,7 +44,6 @@ def test_other_kinds_of_attention(name: str, tmp_path: Path) -> None:
         )
         again = [*talk, 1, 2, 3]
         outcome = one.ask(again, 6, "s1")
-        assert outcome.receipt is not None
         # Without ranks layers attend to latents, whose files are others.
         assert outcome.receipt.count_reused(Tier.DISK) == (0 if name == "deepseek_v3" else len(talk))
         assert outcome.tokens == greedy(model_of(name), again, 6, outcome.tokens)

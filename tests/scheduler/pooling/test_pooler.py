@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pooling_kit import spread
+from tiny_models import of_unit_gain
 from torch import nn
 from transformers import (
     MistralConfig,
@@ -96,7 +96,7 @@ def test_inputs_that_share_a_forward_give_what_each_gives_alone(name: str) -> No
     """Also beyond the windows of a model, and equal lengths among others."""
     kind, config = MODELS[name]
     torch.manual_seed(5)
-    model = spread(kind(config))
+    model = of_unit_gain(kind(config).eval())
     pooling = None if "scores" in name else PoolingModule({"pooling_mode": ["mean", "lasttoken"]})
     made = Pooler(model, VectorHead(pooling), 1, False)
     lengths = [40, 3, 17, 40, 40, 9, 17]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from loaded_kit import load_quietly
 from program_kit import compiled
 from tiny_models import MODES, TWO_PARTS, logits, make_model, save_model
 from torch import nn
@@ -20,10 +21,9 @@ from wide import widely
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
 from scheduler.accel.cpu.linear import pack
-from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
-from scheduler.model.loader import LoadFailed, fingerprint, load
+from scheduler.model.loader import LoadFailed, fingerprint
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.weights.stand_in import WeightStandIn
@@ -445,10 +445,6 @@ def test_tied_weights_are_tied_again() -> None:
 
 
 # -- loading --------------------------------------------------------------------------------------------------------
-
-
-def load_quietly(path: Path) -> loader.LoadedModel:
-    return load(EngineConfig("", str(path), device="cpu"), lambda message: None)
 
 
 def test_packing_changes_neither_fingerprint_nor_size(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -15,12 +15,11 @@ import engine_kit
 import pytest
 import torch
 import torch._dynamo.utils
-from engine_kit import Kit, ours
-from gpu_kit import Capture, TritonDouble
-from tiny_models import CONTEXT, greedy, make_model
+from engine_kit import Kit, failing, ours, probed
+from gpu_kit import Capture, CountingBackend, use_double
+from tiny_models import CONTEXT, greedy, make_model, of_unit_gain
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
 
-from cache.attention import packed_attention
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu import compiled
@@ -35,22 +34,6 @@ from scheduler.protocol import Loading
 pytestmark = pytest.mark.wide
 
 _ENDLESS = 1e9  # times as long: nobody asks for speed here
-
-
-class Counting:
-    """A backend that runs graphs as they are and counts: graphs, and runs of them."""
-
-    def __init__(self) -> None:
-        self.graphs = self.ran = 0
-
-    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        self.graphs += 1
-
-        def run(*args: Any) -> Any:
-            self.ran += 1
-            return graph(*args)
-
-        return run
 
 
 def family(name: str) -> Any:
@@ -86,11 +69,7 @@ def family(name: str) -> Any:
         return make_model(name)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(configs[name](), dtype=torch.float32).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0, weight.shape[-1] ** -0.5)
-    return model
+    return of_unit_gain(model)
 
 
 def norms_alone() -> Any:
@@ -110,14 +89,13 @@ class Probed:
         self.layers, self.rope = read_layers(model.config.get_text_config()), LongRope(model)
         self.trial = _Trial(model, self.layers, engine_kit.PAGE, self.rope, None)
         compiling = CompileOptions(backend, most=most)
-        self.verdict = probe(model, self.layers, engine_kit.PAGE, self.rope, compiling=compiling)
-        self.verdict.mode.remove()
+        self.verdict = probed(model, rope=self.rope, compiling=compiling)
 
 
 @cache
 def counting(name: str) -> Probed:
     """A model whose backend counts, for all tests that change nothing of it."""
-    return Probed(family(name), Counting())
+    return Probed(family(name), CountingBackend())
 
 
 class Scene:
@@ -240,10 +218,7 @@ class Graphed(Scene):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, probed: Probed, capture: Any) -> None:
         super().__init__(monkeypatch, name, probed)
-        double = TritonDouble()
-        monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
-        mode: Any = self.mode
-        monkeypatch.setattr(mode.attention, "_backends", {})
+        use_double(monkeypatch, self.mode)
         self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, Capture(capture))
         self.kit.runner._graphs = self.graphs
 
@@ -281,14 +256,11 @@ def test_a_graph_is_of_compiled_layers(
 def test_code_between_compiled_layers_that_looks_at_numbers_is_still_seen(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    def never(step: Step) -> Callable[[], Any]:
-        raise AssertionError
-
     model = norms_alone()
     mlp = model.model.layers[1].mlp
     forward = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda x: forward(x) * (1 if bool(x.isfinite().all()) else 0))
-    scene = Graphed(monkeypatch, "llama", Probed(model, Counting()), never)
+    scene = Graphed(monkeypatch, "llama", Probed(model, CountingBackend()), failing(AssertionError()))
     assert kinds(scene.mode.compiled) == {"LlamaRMSNorm": 4}
     scene.check([[1, 2, 3]], 8)
     assert len(ours(said)) == 1
@@ -296,9 +268,7 @@ def test_code_between_compiled_layers_that_looks_at_numbers_is_still_seen(
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> None:
-    def broken(graph: Any, inputs: Any) -> Any:
-        raise RuntimeError("no working compiler\nin many more words")
-
+    broken = failing(RuntimeError("no working compiler\nin many more words"))
     scene = Scene(monkeypatch, "llama", Probed(norms_alone(), broken))
     assert scene.mode.compiled is None
     assert len(ours(said)) == 1
@@ -319,7 +289,7 @@ def test_a_layer_that_cannot_be_compiled_in_one_piece_is_tried_in_parts(
 
     for layer in model.model.layers:
         layer.mlp.__class__ = Looking
-    scene = Scene(monkeypatch, "llama", Probed(model, Counting()))
+    scene = Scene(monkeypatch, "llama", Probed(model, CountingBackend()))
     assert kinds(scene.mode.compiled) == {"LlamaRMSNorm": 4, "LlamaAttention": 2}
     scene.talk()
     assert not ours(said)
@@ -352,7 +322,7 @@ def test_what_is_slower_is_removed(monkeypatch: pytest.MonkeyPatch, said: pytest
 
 
 def test_what_was_not_met_at_load_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Counting()
+    backend = CountingBackend()
     scene = Scene(monkeypatch, "llama", Probed(norms_alone(), "eager"))
     scene.mode.uncompile()
     scene.mode.install()
@@ -373,7 +343,7 @@ def test_who_listens_to_a_module_hears_it(monkeypatch: pytest.MonkeyPatch) -> No
     model, heard = make_model("llama"), []
     model.model.layers[1].mlp.register_forward_hook(lambda *about: heard.append(1))
     model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda *about: heard.append(2))
-    scene = Scene(monkeypatch, "llama", Probed(model, Counting()))
+    scene = Scene(monkeypatch, "llama", Probed(model, CountingBackend()))
     assert kinds(scene.mode.compiled)["LlamaDecoderLayer"] == 1
     heard.clear()
     scene.steps = 0
