@@ -43,7 +43,7 @@ def _requests(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def _told(outcome: Outcome) -> Any:
-    receipt = outcome.receipt and (outcome.receipt.prompt, outcome.receipt.cached)
+    receipt = outcome.receipt.prompt, outcome.receipt.cached
     told = [(d.tokens, d.text, d.finish_reason, d.stop, d.logprobs, d.prompt_logprobs) for d in outcome.deltas]
     return receipt, told
 
