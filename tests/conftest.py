@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
 read_quickly()  # the names of transformers' models, a second of each process that imports it
+PATIENCE = 120.0  # seconds until a coroutine test that hangs fails
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
 
 
@@ -55,6 +58,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndPage | None:
     """One worker opens the page, the others share all other files; None where no files were asked for."""
     return FilesAndPage(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop, that of the fixture ``runner`` if it is asked for."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    runner = pyfuncitem.funcargs.get("runner")
+    run = runner.run if isinstance(runner, asyncio.Runner) else asyncio.run
+    run(asyncio.wait_for(test(**given), PATIENCE))
+    return True
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of the test, for fixtures that end in it."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture

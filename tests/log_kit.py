@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,28 @@ import msgspec
 
 from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
+from server.log.tables import ANYONE
 from server.log.timeline import NewTurn, SessionRecord, TurnRecord, locate
 
 Where = Path | str
 
 
+@asynccontextmanager
+async def opened(where: Where, server: str = ANYONE) -> AsyncIterator[SessionLog]:
+    """A log that is closed afterwards."""
+    log = SessionLog(where, server=server)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
 def with_log(where: Where, scenario: Callable[[SessionLog], Awaitable[object]]) -> None:
     """Run a scenario on a log that is opened before and closed after it."""
-    with_logs(where, 1, scenario)
-
-
-def with_logs(where: Where, count: int, scenario: Callable[..., Awaitable[object]]) -> None:
-    """The same with several logs on one database."""
-    with_made([partial(SessionLog, where)] * count, scenario)
-
-
-def with_made(makers: Sequence[Callable[[], SessionLog]], scenario: Callable[..., Awaitable[object]]) -> None:
-    """Run a scenario on logs that are made before and closed after it."""
 
     async def run() -> None:
-        logs = [make() for make in makers]
-        try:
-            await scenario(*logs)
-        finally:
-            for log in logs:
-                await log.close()
+        async with opened(where) as log:
+            await scenario(log)
 
     asyncio.run(run())
 

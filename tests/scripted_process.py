@@ -1,7 +1,7 @@
 """An ``EngineProcess`` over the engine of ``scripted_engine``, for one test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import scripted_engine
@@ -13,27 +13,6 @@ from scheduler.turn_receipt import Receipt
 from server.engine.engine import TurnStream
 from server.engine.engine_process import EngineProcess
 from server.engine.launcher import EngineLauncher
-
-PATIENCE = 20.0  # seconds until a test that hangs fails
-
-
-def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Make a test of a coroutine function, with a limit on its time."""
-
-    def run() -> None:
-        run_patiently(test())
-
-    run.__name__ = test.__name__
-    return run
-
-
-def run_patiently(test: Awaitable[None]) -> None:
-    """Run a coroutine; one that hangs fails."""
-
-    async def limited() -> None:
-        await asyncio.wait_for(test, PATIENCE)
-
-    asyncio.run(limited())
 
 
 @asynccontextmanager

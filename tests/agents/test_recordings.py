@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from functools import cache
@@ -14,7 +13,7 @@ import pytest
 from agents.recording import FOLDER
 from agents.tiny_llama import CONTEXT, TEMPLATES
 from fake_engine import FACTS
-from http_context import PATIENCE, Site, served
+from http_context import Site, served
 from models_kit import model_site
 from real_port import port
 from template_styles import tokens_with
@@ -84,43 +83,36 @@ def test_a_message_of_a_socket_is_understood(path: Path) -> None:
     CreateEvent.model_validate(body)
 
 
-def test_a_warm_up_and_what_follows_it_are_answered() -> None:
-    async def within() -> None:
-        async with port(tokens=tokens("reasoning"), any_model=True) as opened:
-            opened.site.engine.facts = msgspec.structs.replace(FACTS, max_context=CONTEXT)
-            url = f"ws://127.0.0.1:{opened.number}/v1/responses"
-            async with connect(url) as socket:
-                last = None
-                for path in OVER_SOCKETS[:2]:
-                    body = json.loads(path.read_text(encoding="utf-8"))["body"]
-                    await socket.send(json.dumps(body | ({"previous_response_id": last} if last else {})))
-                    event: dict[str, Any] = {}
-                    while event.get("type") not in ("response.completed", "error", "response.failed"):
-                        event = json.loads(await socket.recv())
-                    assert event["type"] == "response.completed", event
-                    last = event["response"]["id"]
-
-    asyncio.run(asyncio.wait_for(within(), PATIENCE))
+async def test_a_warm_up_and_what_follows_it_are_answered() -> None:
+    async with port(tokens=tokens("reasoning"), any_model=True) as opened:
+        opened.site.engine.facts = msgspec.structs.replace(FACTS, max_context=CONTEXT)
+        url = f"ws://127.0.0.1:{opened.number}/v1/responses"
+        async with connect(url) as socket:
+            last = None
+            for path in OVER_SOCKETS[:2]:
+                body = json.loads(path.read_text(encoding="utf-8"))["body"]
+                await socket.send(json.dumps(body | ({"previous_response_id": last} if last else {})))
+                event: dict[str, Any] = {}
+                while event.get("type") not in ("response.completed", "error", "response.failed"):
+                    event = json.loads(await socket.recv())
+                assert event["type"] == "response.completed", event
+                last = event["response"]["id"]
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "opencode"])
-def test_requests_are_answered_beside_another_model_and_with_keys(client: str) -> None:
+async def test_requests_are_answered_beside_another_model_and_with_keys(client: str) -> None:
     """Also those that call the model by a name of the vendor's: they mean the first one."""
-
-    async def within() -> None:
-        facts = {name: {"max_context": CONTEXT} for name in ("one", "two")}
-        async with model_site("one", "two", any_model=True, facts=facts, api_keys={"team": "key"}) as site:
-            for path in (path for path in RECORDINGS if path.parent.name == client):
-                sent = json.loads(path.read_text(encoding="utf-8"))
-                for model in ("two", "vendors-small-model") if sent["body"] else ():
-                    headers = {**sent["headers"], "authorization": "Bearer key"}
-                    body = {**sent["body"], "model": model}
-                    answer = await site.http.request(sent["method"], sent["path"], headers=headers, json=body)
-                    assert answer.status_code == 200, (path, answer.text)
-                    assert '"error":{' not in answer.text
-            assert site.events == ["load one", "load two"]
-
-    asyncio.run(asyncio.wait_for(within(), PATIENCE))
+    facts = {name: {"max_context": CONTEXT} for name in ("one", "two")}
+    async with model_site("one", "two", any_model=True, facts=facts, api_keys={"team": "key"}) as site:
+        for path in (path for path in RECORDINGS if path.parent.name == client):
+            sent = json.loads(path.read_text(encoding="utf-8"))
+            for model in ("two", "vendors-small-model") if sent["body"] else ():
+                headers = {**sent["headers"], "authorization": "Bearer key"}
+                body = {**sent["body"], "model": model}
+                answer = await site.http.request(sent["method"], sent["path"], headers=headers, json=body)
+                assert answer.status_code == 200, (path, answer.text)
+                assert '"error":{' not in answer.text
+        assert site.events == ["load one", "load two"]
 
 
 def test_the_recordings_are_small_and_tell_nothing_of_a_machine() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sql
-from log_kit import assistant, user, with_made
+from log_kit import assistant, user
 
 from server.log.session_log import SessionLog
 from server.log.tables import heartbeats, leases
@@ -17,11 +16,6 @@ from server.log.timeline import NewTurn, SessionRecord, TurnRecord
 
 S = ("a", "s")
 NAMES = ("one", "two", "three", "four")
-
-
-def with_servers(url: str, scenario: Callable[..., Awaitable[object]], count: int = 2) -> None:
-    """Run a scenario on the logs of servers that are called one, two, three..."""
-    with_made([partial(SessionLog, url, server=name) for name in NAMES[:count]], scenario)
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sql
-from cluster.lease_kit import S, dies, done, elsewhere, hold_once, living, rows, settled, with_servers
-from log_kit import turn
+from cluster.lease_kit import S, dies, done, elsewhere, hold_once, living, rows, settled
+from log_kit import opened, turn
 from postgres_server import PostgresServer
 
 from server.log import leases
@@ -28,43 +28,35 @@ def set_back(log: SessionLog, server: str) -> None:
     done(log, sql.update(heartbeats).where(heartbeats.c.server == server).values(beat=heartbeats.c.beat + 3600.0))
 
 
-def test_a_clock_that_was_set_back_keeps_no_dead_server_alive(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_was_set_back_keeps_no_dead_server_alive(
+    one: SessionLog, two: SessionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "DEAD_SECONDS", 0.3)
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with one.holding(*S):
-            set_back(two, "one")
-            taking = asyncio.create_task(hold_once(two))
-            await asyncio.wait([taking], timeout=60)
-            assert taking.done()
-            taking.result()
-            assert elsewhere(two) == frozenset()
-
-    with_servers(shared, scenario)
+    async with one.holding(*S):
+        set_back(two, "one")
+        taking = asyncio.create_task(hold_once(two))
+        await asyncio.wait([taking], timeout=60)
+        assert taking.done()
+        taking.result()
+        assert elsewhere(two) == frozenset()
 
 
-def test_a_living_server_keeps_its_sessions_when_the_clock_is_set_back(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with one.holding(*S):
-            set_back(two, "one")
-            taking = asyncio.create_task(hold_once(two))
-            await settled(two)
-            async with living(one, two):
-                await asyncio.wait([taking])
-            assert isinstance(taking.exception(), SessionBusy)
-            await turn(one, "s", "a", "b")
-
-    with_servers(shared, scenario)
+async def test_a_living_server_keeps_its_sessions_when_the_clock_is_set_back(one: SessionLog, two: SessionLog) -> None:
+    async with one.holding(*S):
+        set_back(two, "one")
+        taking = asyncio.create_task(hold_once(two))
+        await settled(two)
+        async with living(one, two):
+            await asyncio.wait([taking])
+        assert isinstance(taking.exception(), SessionBusy)
+        await turn(one, "s", "a", "b")
 
 
-def test_sessions_of_a_dead_server_expire_though_the_clock_was_set_back(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        await one.create("a", "s", ttl=1)
-        async with one.holding(*S):
-            set_back(two, "one")
-            assert await two.expire(time.time() + 100) == [S]
-
-    with_servers(shared, scenario)
+async def test_sessions_of_a_dead_server_expire_though_the_clock_was_set_back(one: SessionLog, two: SessionLog) -> None:
+    await one.create("a", "s", ttl=1)
+    async with one.holding(*S):
+        set_back(two, "one")
+        assert await two.expire(time.time() + 100) == [S]
 
 
 @contextmanager
@@ -84,13 +76,12 @@ def paused(url: str, *statements: str) -> Iterator[psycopg.Connection]:
         "INSERT INTO leases (name, server) VALUES ('a/new', 'one')",
     ],
 )
-def test_a_server_that_is_paused_in_a_transaction_holds_up_nobody_else(
+async def test_a_server_that_is_paused_in_a_transaction_holds_up_nobody_else(
     postgres: PostgresServer, statement: str
 ) -> None:
     url = postgres.new_database()
     session = "new" if "new" in statement else "s"
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+    async with opened(url, "one") as one, opened(url, "two") as two:
         await turn(one, "other", "a", "b")
         done(two, sql.text("SET statement_timeout = '1s'"))  # an end to waiting that is another error
         async with one.holding(*S):
@@ -103,10 +94,8 @@ def test_a_server_that_is_paused_in_a_transaction_holds_up_nobody_else(
                 transaction.rollback()
             await taking
 
-    with_servers(url, scenario)
 
-
-def test_a_session_whose_lease_is_locked_is_not_busy_for_that(
+async def test_a_session_whose_lease_is_locked_is_not_busy_for_that(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its holder was seen before, and nothing is heard of it."""
@@ -118,25 +107,21 @@ def test_a_session_whose_lease_is_locked_is_not_busy_for_that(
         looks.append(real(*given))
         return looks[-1]
 
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with one.holding(*S):
-            monkeypatch.setattr(leases.Leases, "_take", take)
-            taking = asyncio.create_task(hold_once(two))
-            await settled(two)
-            with paused(url, "DELETE FROM leases WHERE name = 'a/s'") as transaction:
-                while looks.count(None) < 2 and not taking.done():
-                    await settled(two)
-                assert not taking.done()
-                transaction.commit()
-            await taking
-
-    with_servers(url, scenario)
+    async with opened(url, "one") as one, opened(url, "two") as two, one.holding(*S):
+        monkeypatch.setattr(leases.Leases, "_take", take)
+        taking = asyncio.create_task(hold_once(two))
+        await settled(two)
+        with paused(url, "DELETE FROM leases WHERE name = 'a/s'") as transaction:
+            while looks.count(None) < 2 and not taking.done():
+                await settled(two)
+            assert not taking.done()
+            transaction.commit()
+        await taking
 
 
-def test_strays_that_are_locked_do_not_stop_the_heart(postgres: PostgresServer) -> None:
+async def test_strays_that_are_locked_do_not_stop_the_heart(postgres: PostgresServer) -> None:
     url = postgres.new_database()
-
-    async def scenario(one: SessionLog) -> None:
+    async with opened(url, "one") as one:
         done(one, sql.insert(lease_rows).values(name="a/stray", server="one"))
         await one.beat()
         done(one, sql.text("SET statement_timeout = '1s'"))  # an end to waiting that is another error
@@ -145,8 +130,6 @@ def test_strays_that_are_locked_do_not_stop_the_heart(postgres: PostgresServer) 
             await one.beat()
         await one.beat()
         assert rows(one) == []
-
-    with_servers(url, scenario, 1)
 
 
 def test_a_connection_ends_where_nobody_is_behind_it(postgres: PostgresServer) -> None:
@@ -169,52 +152,46 @@ def test_a_connection_ends_where_nobody_is_behind_it(postgres: PostgresServer) -
     assert told(f"{url}&tcp_user_timeout=7000")[0]["tcp_user_timeout"] == "7000"
 
 
-def test_numbers_do_not_run_out(postgres: PostgresServer) -> None:
+async def test_numbers_do_not_run_out(postgres: PostgresServer) -> None:
     url = postgres.new_database()
-
-    async def scenario(one: SessionLog) -> None:
+    async with opened(url, "one") as one:
         done(one, sql.select(sql.func.setval("leases_id_seq", 2**31 - 1)))
         async with one.holding(*S):
             assert [row.id for row in rows(one)] == [2**31]
             await turn(one, "s", "a", "b")
 
-    with_servers(url, scenario, 1)
 
-
-def test_a_server_starts_while_the_disk_is_full(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_starts_while_the_disk_is_full(
+    shared: str, monkeypatch: pytest.MonkeyPatch, one: SessionLog, two: SessionLog
+) -> None:
     """What its earlier life held is freed by its heartbeats, once there is room."""
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with one.holding(*S):
-            with monkeypatch.context() as patch:
-                patch.setattr(leases.Leases, "_forget", no_room)
-                again = SessionLog(shared, server="one")
-            assert [row.name for row in rows(two)] == ["a/s"]
-            for _ in range(2):
-                await again.beat()
-            assert rows(two) == []
-            await again.close()
-
-    with_servers(shared, scenario)
+    async with one.holding(*S):
+        with monkeypatch.context() as patch:
+            patch.setattr(leases.Leases, "_forget", no_room)
+            again = SessionLog(shared, server="one")
+        assert [row.name for row in rows(two)] == ["a/s"]
+        for _ in range(2):
+            await again.beat()
+        assert rows(two) == []
+        await again.close()
 
 
 def no_room(*_: object, **__: object) -> None:
     raise LogFull("the session log cannot be written: database or disk is full")
 
 
-def test_what_is_left_of_servers_that_do_not_come_back_is_removed(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with one.holding("a", "one"), two.holding("a", "two"):
-            gone = sql.insert(heartbeats).values(server="gone", beat=time.time() - 2 * leases.OLD_SECONDS)
-            done(one, gone)
-            for server in ("gone", "older"):
-                done(one, sql.insert(lease_rows).values(name=f"a/{server}", server=server))
-            dies(one, "two")
-            third = SessionLog(shared, server="three")
-            assert [row.name for row in rows(one)] == ["a/one", "a/two"]
-            query = sql.select(heartbeats.c.server).order_by(heartbeats.c.server)
-            beating = one._database.read(lambda connection: connection.execute(query).scalars().all())
-            assert beating == ["one", "three", "two"]
-            await third.close()
-
-    with_servers(shared, scenario)
+async def test_what_is_left_of_servers_that_do_not_come_back_is_removed(
+    shared: str, one: SessionLog, two: SessionLog
+) -> None:
+    async with one.holding("a", "one"), two.holding("a", "two"):
+        gone = sql.insert(heartbeats).values(server="gone", beat=time.time() - 2 * leases.OLD_SECONDS)
+        done(one, gone)
+        for server in ("gone", "older"):
+            done(one, sql.insert(lease_rows).values(name=f"a/{server}", server=server))
+        dies(one, "two")
+        third = SessionLog(shared, server="three")
+        assert [row.name for row in rows(one)] == ["a/one", "a/two"]
+        query = sql.select(heartbeats.c.server).order_by(heartbeats.c.server)
+        beating = one._database.read(lambda connection: connection.execute(query).scalars().all())
+        assert beating == ["one", "three", "two"]
+        await third.close()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 import sqlalchemy as sql
-from cluster.lease_kit import S, dies, done, living, rows, settled, with_servers
+from cluster.lease_kit import S, dies, done, living, rows, settled
 from fake_engine import FakeEngine
 from http_context import demo_tokens
 from log_kit import read, text, three_turns, turn
@@ -41,116 +41,98 @@ async def lost(log: SessionLog, stored: StoredResponse = K1) -> None:
     await settled(log)
 
 
-def test_one_that_nobody_runs_has_failed_though_its_server_lives(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        async with living(one, two):
-            await three_turns(one)
-            async with one.holding(*S):
-                await one.responses.put(*S, K1)
-                assert await status(two, "k1") == "queued"
-            await settled(one)
-            assert await status(two, "k1") == "failed"
-            await lost(one, K2)
-            assert await status(one, "k2", unwanted=True) == "failed"  # cancelled where it ran
-
-    with_servers(shared, scenario)
+async def test_one_that_nobody_runs_has_failed_though_its_server_lives(one: SessionLog, two: SessionLog) -> None:
+    async with living(one, two):
+        await three_turns(one)
+        async with one.holding(*S):
+            await one.responses.put(*S, K1)
+            assert await status(two, "k1") == "queued"
+        await settled(one)
+        assert await status(two, "k1") == "failed"
+        await lost(one, K2)
+        assert await status(one, "k2", unwanted=True) == "failed"  # cancelled where it ran
 
 
 @pytest.mark.parametrize("sweeper", [0, 1])
-def test_the_sweep_of_any_server_finds_it(shared: str, sweeper: int) -> None:
-    async def scenario(*logs: SessionLog) -> None:
-        async with living(*logs):
-            await three_turns(logs[0])
-            await lost(logs[0])
-            async with logs[0].holding("a", "other"):
-                await logs[0].create("a", "other")
-                await logs[0].responses.put("a", "other", K1)
-                await logs[sweeper].responses.fail_lost()
-                kept = await logs[0].responses.get("a", "other", "k1")
-                assert kept is not None
-                assert kept.status == "queued"  # it runs
-            stored = await logs[0].responses.get(*S, "k1")
-            assert stored is not None
-            assert stored.status == "failed"
-
-    with_servers(shared, scenario)
-
-
-def test_its_server_tells_so_while_it_runs_another_one_on_the_session(shared: str) -> None:
-    """And from elsewhere, where that cannot be known, it can be asked to."""
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_the_sweep_of_any_server_finds_it(one: SessionLog, two: SessionLog, sweeper: int) -> None:
+    async with living(one, two):
         await three_turns(one)
         await lost(one)
-        async with one.holding(*S):
-            await one.responses.put(*S, K2)
-            assert await status(two, "k1", unwanted=True) == "queued"
-            assert await one.beat() == leases.LeaseChanges(unwanted=frozenset({(*S, "k1")}))
-            assert await status(one, "k1") == "failed"
-            await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k2", "completed", 1, "{}", "[]")))
-        assert await status(two, "k2") == "completed"
-
-    with_servers(shared, scenario)
-
-
-def test_a_cancel_ends_no_other_response(shared: str) -> None:
-    """It was looked at, is over then, and the next one has begun when the mark is made."""
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        await three_turns(one)
-        loop, reading = asyncio.get_running_loop(), two._database.read
-
-        async def meanwhile() -> None:
-            await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
-
-        def look(work: Callable[[sql.Connection], T]) -> T:
-            found = reading(work)
-            two._database.read = reading  # type: ignore[method-assign]
-            asyncio.run_coroutine_threadsafe(meanwhile(), loop).result()
-            return found
-
-        async with one.holding(*S):
-            await one.responses.put(*S, K1)
-            two._database.read = look  # type: ignore[method-assign]
-            assert await status(two, "k1", unwanted=True) == "completed"
-        async with one.holding(*S):
-            await one.responses.put(*S, K2)
-            assert await status(two, "k1", unwanted=True) == "completed"
-            assert await one.beat() == leases.LeaseChanges()
-
-    with_servers(shared, scenario)
+        async with one.holding("a", "other"):
+            await one.create("a", "other")
+            await one.responses.put("a", "other", K1)
+            await (one, two)[sweeper].responses.fail_lost()
+            kept = await one.responses.get("a", "other", "k1")
+            assert kept is not None
+            assert kept.status == "queued"  # it runs
+        stored = await one.responses.get(*S, "k1")
+        assert stored is not None
+        assert stored.status == "failed"
 
 
-def test_a_dead_server_that_comes_back_completes_nothing(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        await three_turns(one)
-        async with one.holding(*S):
-            await one.responses.put(*S, K1)
-            dies(two, "one")
-            assert await status(two, "k1") == "failed"
-            with pytest.raises(SessionMoved):
-                await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
-        assert text(await read(two)) == "abcdefghijkl"
+async def test_its_server_tells_so_while_it_runs_another_one_on_the_session(one: SessionLog, two: SessionLog) -> None:
+    """And from elsewhere, where that cannot be known, it can be asked to."""
+    await three_turns(one)
+    await lost(one)
+    async with one.holding(*S):
+        await one.responses.put(*S, K2)
+        assert await status(two, "k1", unwanted=True) == "queued"
+        assert await one.beat() == leases.LeaseChanges(unwanted=frozenset({(*S, "k1")}))
         assert await status(one, "k1") == "failed"
+        await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k2", "completed", 1, "{}", "[]")))
+    assert await status(two, "k2") == "completed"
 
-    with_servers(shared, scenario)
+
+async def test_a_cancel_ends_no_other_response(one: SessionLog, two: SessionLog) -> None:
+    """It was looked at, is over then, and the next one has begun when the mark is made."""
+    await three_turns(one)
+    loop, reading = asyncio.get_running_loop(), two._database.read
+
+    async def meanwhile() -> None:
+        await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
+
+    def look(work: Callable[[sql.Connection], T]) -> T:
+        found = reading(work)
+        two._database.read = reading  # type: ignore[method-assign]
+        asyncio.run_coroutine_threadsafe(meanwhile(), loop).result()
+        return found
+
+    async with one.holding(*S):
+        await one.responses.put(*S, K1)
+        two._database.read = look  # type: ignore[method-assign]
+        assert await status(two, "k1", unwanted=True) == "completed"
+    async with one.holding(*S):
+        await one.responses.put(*S, K2)
+        assert await status(two, "k1", unwanted=True) == "completed"
+        assert await one.beat() == leases.LeaseChanges()
 
 
-def test_a_chain_without_responses_stays_while_another_server_follows_it(shared: str) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        engine = FakeEngine(demo_tokens())
-        context = cast(ServerContext, SimpleNamespace(log=two, engine=engine))
-        await three_turns(one, "chain-1")
-        async with living(one, two):
-            async with one.holding("a", "chain-1"):
-                await end_chain(context, "a", "chain-1")
-                await turn(one, "chain-1", "x", "y")
-            assert engine.forgotten == []
+async def test_a_dead_server_that_comes_back_completes_nothing(one: SessionLog, two: SessionLog) -> None:
+    await three_turns(one)
+    async with one.holding(*S):
+        await one.responses.put(*S, K1)
+        dies(two, "one")
+        assert await status(two, "k1") == "failed"
+        with pytest.raises(SessionMoved):
+            await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
+    assert text(await read(two)) == "abcdefghijkl"
+    assert await status(one, "k1") == "failed"
+
+
+async def test_a_chain_without_responses_stays_while_another_server_follows_it(
+    one: SessionLog, two: SessionLog
+) -> None:
+    engine = FakeEngine(demo_tokens())
+    context = cast(ServerContext, SimpleNamespace(log=two, engine=engine))
+    await three_turns(one, "chain-1")
+    async with living(one, two):
+        async with one.holding("a", "chain-1"):
             await end_chain(context, "a", "chain-1")
-        assert engine.forgotten == [("a", "chain-1")]
-        assert await one.get("a", "chain-1") is None
-
-    with_servers(shared, scenario)
+            await turn(one, "chain-1", "x", "y")
+        assert engine.forgotten == []
+        await end_chain(context, "a", "chain-1")
+    assert engine.forgotten == [("a", "chain-1")]
+    assert await one.get("a", "chain-1") is None
 
 
 @contextmanager
@@ -179,53 +161,45 @@ def plan(log: SessionLog, statement: str, parameters: Any) -> str:
     return log._database.read(work)
 
 
-def test_no_look_reads_all_responses(shared: str) -> None:
+async def test_no_look_reads_all_responses(one: SessionLog, two: SessionLog) -> None:
     """A poll of one that runs elsewhere, a cancel of it, and the sweep."""
-
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
-        await three_turns(one)
-        row = one._database.read(lambda connection: connection.execute(sql.select(sessions.c.id)).scalar_one())
-        facts = {"session_id": row, "status": "completed", "server": "one", "created": 1, "body": "", "inputs": ""}
-        many = [{**facts, "key": f"m{number}", "checksum": b""} for number in range(5000)]
-        one._database.write(lambda connection: connection.execute(sql.insert(responses), many))
-        done(one, sql.text("ANALYZE"))
-        async with one.holding(*S):
-            await one.responses.put(*S, K1)
-            with statements(two) as asked:
-                assert await status(two, "k1") == "queued"
-                assert await status(two, "k1", unwanted=True) == "queued"
-                await two.responses.fail_lost()
-            plans = [plan(two, *one) for one in asked if "responses" in one[0]]
-            assert len(plans) >= 5
-            for told in plans:
-                assert not re.search(r"Seq Scan on responses|SCAN responses(?! USING INDEX responses_running)", told)
-
-    with_servers(shared, scenario)
+    await three_turns(one)
+    row = one._database.read(lambda connection: connection.execute(sql.select(sessions.c.id)).scalar_one())
+    facts = {"session_id": row, "status": "completed", "server": "one", "created": 1, "body": "", "inputs": ""}
+    many = [{**facts, "key": f"m{number}", "checksum": b""} for number in range(5000)]
+    one._database.write(lambda connection: connection.execute(sql.insert(responses), many))
+    done(one, sql.text("ANALYZE"))
+    async with one.holding(*S):
+        await one.responses.put(*S, K1)
+        with statements(two) as asked:
+            assert await status(two, "k1") == "queued"
+            assert await status(two, "k1", unwanted=True) == "queued"
+            await two.responses.fail_lost()
+        plans = [plan(two, *one) for one in asked if "responses" in one[0]]
+        assert len(plans) >= 5
+        for told in plans:
+            assert not re.search(r"Seq Scan on responses|SCAN responses(?! USING INDEX responses_running)", told)
 
 
-def test_whatever_is_written_locks_the_session_before_its_lease(shared: str) -> None:
+async def test_whatever_is_written_locks_the_session_before_its_lease(one: SessionLog) -> None:
     """Or two servers can wait for each other: PostgreSQL ends one of them then."""
-
-    async def scenario(one: SessionLog) -> None:
-        await three_turns(one, "source")
-        log = await one.rows("a", "source")
-        verbs: list[Callable[[], Any]] = [
-            lambda: one.create(*S),
-            lambda: one.responses.put(*S, K1),
-            lambda: one.rewind(*S, turn=0),
-            lambda: one.delete(*S),
-            lambda: one.fork("a", "source", "s"),
-            lambda: one.delete(*S),
-            lambda: one.restore(*S, log),
-            lambda: turn(one, "s", "x", "y"),
-        ]
-        async with one.holding(*S):
-            for verb in verbs:
-                with statements(one) as asked:
-                    await verb()
-                order = [table for text, _ in asked for table in ("sessions", "leases") if f"FROM {table}" in text]
-                assert "leases" in order
-                assert order[0] == "sessions"
-            assert rows(one) == []
-
-    with_servers(shared, scenario, 1)
+    await three_turns(one, "source")
+    log = await one.rows("a", "source")
+    verbs: list[Callable[[], Any]] = [
+        lambda: one.create(*S),
+        lambda: one.responses.put(*S, K1),
+        lambda: one.rewind(*S, turn=0),
+        lambda: one.delete(*S),
+        lambda: one.fork("a", "source", "s"),
+        lambda: one.delete(*S),
+        lambda: one.restore(*S, log),
+        lambda: turn(one, "s", "x", "y"),
+    ]
+    async with one.holding(*S):
+        for verb in verbs:
+            with statements(one) as asked:
+                await verb()
+            order = [table for text, _ in asked for table in ("sessions", "leases") if f"FROM {table}" in text]
+            assert "leases" in order
+            assert order[0] == "sessions"
+        assert rows(one) == []

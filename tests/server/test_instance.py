@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import scripted_engine
-from scripted_process import pid_of, run_patiently
+from scripted_process import pid_of
 
 from server import instance
 from server.config.serve_options import ServeConfig
@@ -30,32 +30,30 @@ def test_nothing_slow_is_imported_before_the_engine_process_is_started() -> None
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_a_log_that_cannot_be_opened_leaves_no_engine_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_cannot_be_opened_leaves_no_engine_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "log.sqlite").write_bytes(b"no database" * 1000)
     started: list[int] = []
+    made = Instance(ServeConfig(data_dir=tmp_path), EngineLauncher(scripted_engine.COMMAND), tmp_path)
+    opened = instance.open_session_log
 
-    async def scenario() -> None:
-        made = Instance(ServeConfig(data_dir=tmp_path), EngineLauncher(scripted_engine.COMMAND), tmp_path)
-        opened = instance.open_session_log
+    def opened_late(config: ServeConfig, folder: Path) -> object:
+        started.append(pid_of(made.first_engine))
+        assert made.first_engine.state() == "loading"
+        return opened(config, folder)
 
-        def opened_late(config: ServeConfig, folder: Path) -> object:
-            started.append(pid_of(made.first_engine))
-            assert made.first_engine.state() == "loading"
-            return opened(config, folder)
+    imported = instance.import_parts
 
-        imported = instance.import_parts
+    def imported_late() -> None:
+        imported()
+        while made.first_engine._link is None:  # on a thread: the loop starts the process meanwhile
+            time.sleep(0.01)
 
-        def imported_late() -> None:
-            imported()
-            while made.first_engine._link is None:  # on a thread: the loop starts the process meanwhile
-                time.sleep(0.01)
-
-        monkeypatch.setattr(instance, "open_session_log", opened_late)
-        monkeypatch.setattr(instance, "import_parts", imported_late)
-        async with AsyncExitStack() as stack:
-            with pytest.raises(UsageError):
-                await made.start(stack)
-        with pytest.raises(ProcessLookupError):  # while the loop goes on, as that of a replica does
-            os.kill(started[0], 0)
-
-    run_patiently(scenario())
+    monkeypatch.setattr(instance, "open_session_log", opened_late)
+    monkeypatch.setattr(instance, "import_parts", imported_late)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(UsageError):
+            await made.start(stack)
+    with pytest.raises(ProcessLookupError):  # while the loop goes on, as that of a replica does
+        os.kill(started[0], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 from http_context import HELLO, Site, served
 from http_context import site as made_site
-from log_kit import as_format_9, sqlite, turn, with_log
+from log_kit import as_format_9, opened, sqlite, turn
 from postgres_server import PostgresServer
 
-from server.log.session_log import SessionLog
 from server.log.share_rows import MOST, Share, digest_of
 from server.log.tables import FORMAT
 
@@ -107,30 +105,27 @@ async def test_a_link_ends_with_its_session_its_turn_or_its_time(site: Site, mon
     assert await shown(site, first["secret"]) == 404
 
 
-def test_links_and_search_on_postgresql(postgres: PostgresServer) -> None:
-    async def scenario() -> None:
-        async with made_site(KEYS, sharing=True, database=postgres.new_database()) as site:
-            await talked(site, ANN)
-            first, last = await shared(site, ANN, turn=1), await shared(site, ANN)
-            assert [len(await shown(site, link["secret"])) for link in (first, last)] == [2, 4]
-            for query, headers, names in (("frien", ANN, ["s"]), ("hello", BOB, []), ("nightingale", ANN, [])):
-                found = (await site.http.get("/v1/sessions", params={"query": query}, headers=headers)).json()["data"]
-                assert [one["id"] for one in found] == names
-            listed = (await site.http.get("/v1/sessions/s/shares", headers=ANN)).json()["data"]
-            assert {one["id"] for one in listed} == {first["id"], last["id"]}
-            path = f"/v1/sessions/s/shares/{first['id']}"
-            assert (await site.http.delete(path, headers=BOB)).status_code == 404
-            assert (await site.http.delete(path, headers=ANN)).status_code == 200
-            assert await shown(site, first["secret"]) == 404
-            await site.http.post("/v1/sessions/s/rewind", json={"turn": 1}, headers=ANN)
-            assert await shown(site, last["secret"]) == 404
-            again = await shared(site, ANN)
-            await site.http.delete("/v1/sessions/s", headers=ANN)
-            assert await shown(site, again["secret"]) == 404
-            found = (await site.http.get("/v1/sessions", params={"query": "hello"}, headers=ANN)).json()["data"]
-            assert found == []
-
-    asyncio.run(scenario())
+async def test_links_and_search_on_postgresql(postgres: PostgresServer) -> None:
+    async with made_site(KEYS, sharing=True, database=postgres.new_database()) as site:
+        await talked(site, ANN)
+        first, last = await shared(site, ANN, turn=1), await shared(site, ANN)
+        assert [len(await shown(site, link["secret"])) for link in (first, last)] == [2, 4]
+        for query, headers, names in (("frien", ANN, ["s"]), ("hello", BOB, []), ("nightingale", ANN, [])):
+            found = (await site.http.get("/v1/sessions", params={"query": query}, headers=headers)).json()["data"]
+            assert [one["id"] for one in found] == names
+        listed = (await site.http.get("/v1/sessions/s/shares", headers=ANN)).json()["data"]
+        assert {one["id"] for one in listed} == {first["id"], last["id"]}
+        path = f"/v1/sessions/s/shares/{first['id']}"
+        assert (await site.http.delete(path, headers=BOB)).status_code == 404
+        assert (await site.http.delete(path, headers=ANN)).status_code == 200
+        assert await shown(site, first["secret"]) == 404
+        await site.http.post("/v1/sessions/s/rewind", json={"turn": 1}, headers=ANN)
+        assert await shown(site, last["secret"]) == 404
+        again = await shared(site, ANN)
+        await site.http.delete("/v1/sessions/s", headers=ANN)
+        assert await shown(site, again["secret"]) == 404
+        found = (await site.http.get("/v1/sessions", params={"query": "hello"}, headers=ANN)).json()["data"]
+        assert found == []
 
 
 @served(sharing=True)
@@ -161,25 +156,20 @@ async def test_without_the_option_there_are_no_links(site: Site) -> None:
     assert (await site.http.get("/v1/shared", headers={"x-share-secret": "x"})).status_code == 404
 
 
-def test_the_log_keeps_links_over_an_upgrade_and_no_secret(tmp_path: Path) -> None:
+async def test_the_log_keeps_links_over_an_upgrade_and_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b"))
+    async with opened(path) as log:
+        await turn(log, "s", "a", "b")
     as_format_9(path)
     now = int(time.time())
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         await log.shares.add(Share(digest_of("secret"), "a", "s", 1, "turn_1", now, now + 60))
-
-    with_log(path, scenario)
     assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
-
-    async def later(log: SessionLog) -> None:
+    async with opened(path) as log:
         found = await log.shares.find("secret")
         assert found is not None
         assert (found.tenant, found.session, found.turn, found.mark) == ("a", "s", 1, "turn_1")
         await log.delete("a", "s")
         assert await log.shares.find("secret") is None
-
-    with_log(path, later)
     assert sqlite(path, "SELECT * FROM shares") == []
     assert b"secret" not in path.read_bytes()

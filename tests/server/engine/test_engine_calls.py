@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import scripted_engine
-from scripted_process import engine, pid_of, run_patiently, scenario, until
+from scripted_process import engine, pid_of, until
 
 from cache.tier import Tier, TierHolding
 from scheduler.engine_config import EngineConfig
@@ -22,7 +22,6 @@ from server.engine.engine_process import EngineProcess
 from server.engine.launcher import EngineLauncher
 
 
-@scenario
 async def test_the_server_hears_of_every_ready_engine_and_of_what_is_forgotten() -> None:
     ready: list[ModelFacts] = []
     forgotten: list[tuple[str, str, int]] = []
@@ -48,29 +47,24 @@ async def test_the_server_hears_of_every_ready_engine_and_of_what_is_forgotten()
     await process.stop(grace=2.0)
 
 
-def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
+async def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
-
-    async def run() -> None:
-        async with engine() as process:
-            await process.wait_ready()
-            inspected = await process.inspect("a", "s")
-            assert (inspected.tiers, inspected.running) == ({Tier.DISK: TierHolding(16, 128)}, False)
-            process.pin("a", "s", 5e9)
-            assert (await process.inspect("a", "s")).running  # the script's word for pinned
-            exported = await process.export("a", "s", folder, b"")
-            assert (exported.files, exported.tokens) == (2, 16)
-            imported = await process.import_("a", "s", folder)
-            assert (imported.tokens, imported.reason) == (16, None)
-            one, two, three = await asyncio.gather(
-                process.import_("a", "s", str(tmp_path)), process.inspect("a", "t"), process.inspect("a", "mute2")
-            )
-            assert (one.tokens, one.reason, two.running, three.running) == (0, "damaged", False, False)
-
-    run_patiently(run())
+    async with engine() as process:
+        await process.wait_ready()
+        inspected = await process.inspect("a", "s")
+        assert (inspected.tiers, inspected.running) == ({Tier.DISK: TierHolding(16, 128)}, False)
+        process.pin("a", "s", 5e9)
+        assert (await process.inspect("a", "s")).running  # the script's word for pinned
+        exported = await process.export("a", "s", folder, b"")
+        assert (exported.files, exported.tokens) == (2, 16)
+        imported = await process.import_("a", "s", folder)
+        assert (imported.tokens, imported.reason) == (16, None)
+        one, two, three = await asyncio.gather(
+            process.import_("a", "s", str(tmp_path)), process.inspect("a", "t"), process.inspect("a", "mute2")
+        )
+        assert (one.tokens, one.reason, two.running, three.running) == (0, "damaged", False, False)
 
 
-@scenario
 async def test_calls_need_a_ready_engine() -> None:
     async with engine() as process:
         with pytest.raises(EngineUnavailable, match="loading") as refusal:
@@ -85,7 +79,6 @@ async def test_calls_need_a_ready_engine() -> None:
             await process.export("a", "s", "/nowhere", b"")
 
 
-@scenario
 async def test_a_call_ends_with_the_engine_that_it_was_made_to() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -103,40 +96,32 @@ async def test_a_call_ends_with_the_engine_that_it_was_made_to() -> None:
             await last
 
 
-def test_a_call_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.engine.engine_calls.PATIENCE", 0.05)
-
-    async def run() -> None:
-        async with engine() as process:
-            await process.wait_ready()
-            with pytest.raises(EngineUnavailable, match="did not answer") as refusal:
-                await process.inspect("a", "mute")
-            assert refusal.value.retry_after >= 1
-            assert process._calls._open == {}
-
-    run_patiently(run())
+    async with engine() as process:
+        await process.wait_ready()
+        with pytest.raises(EngineUnavailable, match="did not answer") as refusal:
+            await process.inspect("a", "mute")
+        assert refusal.value.retry_after >= 1
+        assert process._calls._open == {}
 
 
-def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.engine.engine_calls.PATIENCE", 0.01)
     looks = iter([(1, 0), (2, 0), (2, 5), (2, 6), (2, 6), (2, 7)])
     late = iter(range(20))
+    calls = EngineCalls()
+    with pytest.raises(EngineUnavailable, match="did not answer"):
+        await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, lambda: next(looks))
+    assert list(looks) == [(2, 7)]
 
-    async def run() -> None:
-        calls = EngineCalls()
-        with pytest.raises(EngineUnavailable, match="did not answer"):
-            await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, lambda: next(looks))
-        assert list(looks) == [(2, 7)]
+    def progress() -> int:
+        if (number := next(late)) == 9:
+            calls.answer(Inspected("q", {}))
+        return number
 
-        def progress() -> int:
-            if (number := next(late)) == 9:
-                calls.answer(Inspected("q", {}))
-            return number
-
-        assert await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, progress) == Inspected("q", {})
-        assert next(late) == 10
-
-    asyncio.run(run())
+    assert await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, progress) == Inspected("q", {})
+    assert next(late) == 10
 
 
 @pytest.mark.parametrize("sign", ["disk_written", "disk_read", "free"])
@@ -160,7 +145,6 @@ def failing(folder: str) -> None:
     raise FileNotFoundError(folder)
 
 
-@scenario
 async def test_a_call_to_an_engine_that_does_not_read_is_refused() -> None:
     async with engine() as process:
         await process.wait_ready()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import scripted_engine
-from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
+from scripted_process import admitted, engine, pid_of, piece, read, submit, until
 
 from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
@@ -18,7 +18,6 @@ from server.engine.engine_process import EngineProcess
 from server.engine.launcher import EngineLauncher, backoff
 
 
-@scenario
 async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
     async with engine() as process:
         assert process.state() == "loading"
@@ -38,7 +37,6 @@ async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
         assert process.running == 0
 
 
-@scenario
 async def test_turns_run_side_by_side() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -48,7 +46,6 @@ async def test_turns_run_side_by_side() -> None:
             assert [token for delta in deltas for token in delta.tokens] == list(range(1, n + 1))
 
 
-@scenario
 async def test_a_slow_reader_gets_one_merged_delta() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -60,7 +57,6 @@ async def test_a_slow_reader_gets_one_merged_delta() -> None:
         assert turn.take() is None
 
 
-@scenario
 async def test_no_turn_before_the_model_is_loaded() -> None:
     async with engine() as process:
         with pytest.raises(EngineUnavailable, match="loading") as refusal:
@@ -71,22 +67,18 @@ async def test_no_turn_before_the_model_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(("code", "retry_after"), [("queue_full", 1), ("context_length_exceeded", None)])
-def test_a_refused_turn_says_why(code: str, retry_after: int | None) -> None:
-    async def run() -> None:
-        async with engine() as process:
-            await process.wait_ready()
-            turn = process.submit(submit(tenant=code))
-            with pytest.raises(TurnRefused, match=f"{code} of 7 tokens") as refusal:
-                await admitted(turn)
-            assert (refusal.value.code, refusal.value.retry_after) == (code, retry_after)
-            with pytest.raises(TurnRefused):
-                await read(turn)
-            assert process.running == 0
-
-    run_patiently(run())
+async def test_a_refused_turn_says_why(code: str, retry_after: int | None) -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant=code))
+        with pytest.raises(TurnRefused, match=f"{code} of 7 tokens") as refusal:
+            await admitted(turn)
+        assert (refusal.value.code, refusal.value.retry_after) == (code, retry_after)
+        with pytest.raises(TurnRefused):
+            await read(turn)
+        assert process.running == 0
 
 
-@scenario
 async def test_a_cancelled_turn_leaves_the_batch() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -100,7 +92,6 @@ async def test_a_cancelled_turn_leaves_the_batch() -> None:
         await until(lambda: process.stats.running == 0)
 
 
-@scenario
 async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -115,7 +106,6 @@ async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> 
         assert (await piece(turns[1])).tokens
 
 
-@scenario
 async def test_forget_reaches_the_engine() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -123,7 +113,6 @@ async def test_forget_reaches_the_engine() -> None:
         await until(lambda: process.stats.tier(Tier.DEVICE).evictions == 1)
 
 
-@scenario
 async def test_kill_9_ends_running_turns_and_a_fresh_engine_takes_over() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -148,7 +137,6 @@ async def test_kill_9_ends_running_turns_and_a_fresh_engine_takes_over() -> None
         assert len(await read(process.submit(submit(tokens=2)))) >= 1
 
 
-@scenario
 async def test_an_engine_that_dies_before_admission_is_told_as_such() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -159,41 +147,31 @@ async def test_an_engine_that_dies_before_admission_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize(("model", "message"), [("fail", "no such model: fail"), ("die", "killed by SIGKILL")])
-def test_a_first_load_that_fails_is_final(model: str, message: str) -> None:
-    async def run() -> None:
-        async with engine(model) as process:
-            with pytest.raises(EngineFailed, match=message):
-                await process.wait_ready()
-            with pytest.raises(EngineUnavailable):
-                process.submit(submit())
-
-    run_patiently(run())
-
-
-def test_a_command_that_does_not_exist_is_a_failed_load() -> None:
-    async def run() -> None:
-        process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(("/no/such/program",)))
-        await process.start()
-        with pytest.raises(EngineFailed, match="could not be started"):
+async def test_a_first_load_that_fails_is_final(model: str, message: str) -> None:
+    async with engine(model) as process:
+        with pytest.raises(EngineFailed, match=message):
             await process.wait_ready()
-        await process.stop()
+        with pytest.raises(EngineUnavailable):
+            process.submit(submit())
 
-    run_patiently(run())
+
+async def test_a_command_that_does_not_exist_is_a_failed_load() -> None:
+    process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(("/no/such/program",)))
+    await process.start()
+    with pytest.raises(EngineFailed, match="could not be started"):
+        await process.wait_ready()
+    await process.stop()
 
 
-def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+async def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
     loads = tmp_path / "loads"
-
-    async def run() -> None:
-        async with engine(f"once:{loads}") as process:
-            await process.wait_ready()
-            os.kill(pid_of(process), signal.SIGKILL)
-            await until(lambda: len(loads.read_text().splitlines()) == 2)  # this load fails
-            await until(lambda: process._link is None)
-            loads.write_text("")  # the next one does not
-            await until(lambda: process.state() == "ready")
-
-    run_patiently(run())
+    async with engine(f"once:{loads}") as process:
+        await process.wait_ready()
+        os.kill(pid_of(process), signal.SIGKILL)
+        await until(lambda: len(loads.read_text().splitlines()) == 2)  # this load fails
+        await until(lambda: process._link is None)
+        loads.write_text("")  # the next one does not
+        await until(lambda: process.state() == "ready")
 
 
 def test_backoff_starts_at_once_and_is_bounded() -> None:
@@ -201,7 +179,6 @@ def test_backoff_starts_at_once_and_is_bounded() -> None:
     assert backoff(1000) == 30
 
 
-@scenario
 async def test_the_socket_is_private_and_gone_once_the_engine_is_connected() -> None:
     async with engine() as process:
         await until(lambda: process._folder is not None)
@@ -213,7 +190,6 @@ async def test_the_socket_is_private_and_gone_once_the_engine_is_connected() -> 
         assert await read(process.submit(submit()))
 
 
-@scenario
 async def test_stop_ends_turns_and_process() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -233,7 +209,6 @@ async def test_stop_ends_turns_and_process() -> None:
         await process.stop()
 
 
-@scenario
 async def test_a_refusal_that_was_pending_is_told_at_the_end() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -248,7 +223,6 @@ async def test_a_refusal_that_was_pending_is_told_at_the_end() -> None:
             await read(ended)
 
 
-@scenario
 async def test_an_engine_that_does_not_stop_is_killed() -> None:
     async with engine("stubborn") as process:
         await process.wait_ready()
@@ -261,32 +235,28 @@ async def test_an_engine_that_does_not_stop_is_killed() -> None:
             os.kill(pid, 0)
 
 
-def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
-    async def run() -> None:
-        process = EngineProcess(
-            EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")),
-            EngineLauncher(scripted_engine.COMMAND),
-        )
-        await process.start()
-        await process.wait_ready()
-        (tmp_path / "slow").touch()
-        pid = pid_of(process)
-        turn = process.submit(submit(tenant="endless"))
-        stopping = asyncio.create_task(process.stop(flush=0.5, grace=5.0))
-        with pytest.raises(EngineDied, match="shutting down"):  # while the engine still writes
-            await read(turn)
-        with pytest.raises(EngineUnavailable, match="shutting down"):
-            await process.inspect("a", "s")
-        assert not stopping.done()
-        await stopping
-        assert (tmp_path / "flushed").read_text() == "0.5"
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    run_patiently(run())
+async def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
+    process = EngineProcess(
+        EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")),
+        EngineLauncher(scripted_engine.COMMAND),
+    )
+    await process.start()
+    await process.wait_ready()
+    (tmp_path / "slow").touch()
+    pid = pid_of(process)
+    turn = process.submit(submit(tenant="endless"))
+    stopping = asyncio.create_task(process.stop(flush=0.5, grace=5.0))
+    with pytest.raises(EngineDied, match="shutting down"):  # while the engine still writes
+        await read(turn)
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        await process.inspect("a", "s")
+    assert not stopping.done()
+    await stopping
+    assert (tmp_path / "flushed").read_text() == "0.5"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-@scenario
 async def test_a_prepared_process_loads_once_it_is_started() -> None:
     process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(scripted_engine.COMMAND))
     process.prepare()
@@ -302,7 +272,6 @@ async def test_a_prepared_process_loads_once_it_is_started() -> None:
         await process.stop()
 
 
-@scenario
 async def test_a_prepared_process_that_is_not_wanted_any_more_ends() -> None:
     process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(scripted_engine.COMMAND))
     process.prepare()
@@ -313,7 +282,6 @@ async def test_a_prepared_process_that_is_not_wanted_any_more_ends() -> None:
         os.kill(pid, 0)
 
 
-@scenario
 async def test_stop_while_loading() -> None:
     async with engine() as process:
         await process.stop()
@@ -321,15 +289,12 @@ async def test_stop_while_loading() -> None:
             await process.wait_ready()
 
 
-def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with engine() as process:
-            await process.wait_ready()
-            monkeypatch.setattr("server.engine.engine_process.SILENCE_LIMIT", 0.0)
-            assert process.state() == "ready"
-            assert not process.healthy
-            os.kill(pid_of(process), signal.SIGSTOP)
-            process.submit(submit())  # does not wait for it
-            await process.stop(grace=0.1)
-
-    run_patiently(run())
+async def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        monkeypatch.setattr("server.engine.engine_process.SILENCE_LIMIT", 0.0)
+        assert process.state() == "ready"
+        assert not process.healthy
+        os.kill(pid_of(process), signal.SIGSTOP)
+        process.submit(submit())  # does not wait for it
+        await process.stop(grace=0.1)

@@ -67,33 +67,27 @@ def test_what_came_while_something_was_sent_is_found(
         runner.run(run())
 
 
-def test_a_full_queue_refuses_and_loses_nothing(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
-    async def run() -> None:
-        address = f"ipc://{tmp_path}/engine"
-        socket = EngineSocket(context, address)
-        assert not socket.send(b"nobody is there")
-        with engine_at(context, address) as engine:
-            engine.send(b"hello")
-            await taken(socket, 1)
-            data, sent = bytes(4096), 0
-            while socket.send(data):
-                sent += 1
-            assert sent >= SEND_LIMIT
-            assert [len(engine.recv()) for _ in range(sent)] == [len(data)] * sent
-            assert not engine.poll(0)
-        socket.close()
-        socket.close()
-
-    asyncio.run(run())
+async def test_a_full_queue_refuses_and_loses_nothing(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/engine"
+    socket = EngineSocket(context, address)
+    assert not socket.send(b"nobody is there")
+    with engine_at(context, address) as engine:
+        engine.send(b"hello")
+        await taken(socket, 1)
+        data, sent = bytes(4096), 0
+        while socket.send(data):
+            sent += 1
+        assert sent >= SEND_LIMIT
+        assert [len(engine.recv()) for _ in range(sent)] == [len(data)] * sent
+        assert not engine.poll(0)
+    socket.close()
+    socket.close()
 
 
-def test_whoever_waits_can_be_woken(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
-    async def run() -> None:
-        socket = EngineSocket(context, f"ipc://{tmp_path}/engine")
-        asyncio.get_running_loop().call_soon(socket.wake)
-        async with asyncio.timeout(PATIENCE):
-            await socket.wait()
-        assert socket.take() is None
-        socket.close()
-
-    asyncio.run(run())
+async def test_whoever_waits_can_be_woken(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    socket = EngineSocket(context, f"ipc://{tmp_path}/engine")
+    asyncio.get_running_loop().call_soon(socket.wake)
+    async with asyncio.timeout(PATIENCE):
+        await socket.wait()
+    assert socket.take() is None
+    socket.close()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from scripted_process import admitted, engine, read, scenario, submit, until
+from scripted_process import admitted, engine, read, submit, until
 
 from scheduler.engine_stats import Stats
 from scheduler.protocol import Delta, FinishReason, Refused
@@ -12,7 +12,6 @@ from server.engine.engine import EngineDied, TurnRefused
 from server.engine.engine_turns import EngineTurns
 
 
-@scenario
 async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()
@@ -32,7 +31,6 @@ async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
         assert process.turns_away("queued") is None
 
 
-@scenario
 async def test_requests_that_are_read_have_their_places() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()
@@ -51,7 +49,6 @@ async def test_requests_that_are_read_have_their_places() -> None:
         assert process.turns_away("queued") is not None
 
 
-@scenario
 async def test_an_idle_engine_is_read_for_by_any_number() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()
@@ -61,7 +58,6 @@ async def test_an_idle_engine_is_read_for_by_any_number() -> None:
             assert process.turns_away("a") is None
 
 
-@scenario
 async def test_a_turn_is_in_hand_until_its_reader_lets_it_go() -> None:
     async with engine() as process:
         await process.wait_ready()
@@ -86,7 +82,6 @@ def test_a_turn_takes_the_place_of_the_request_that_was_read_for_it() -> None:
         assert turns.turns_away("a", queued=2) is not None
 
 
-@scenario
 async def test_every_turn_leaves_once_and_the_last_one_is_waited_for() -> None:
     cancelled: list[str] = []
     turns = EngineTurns(9, cancelled.append)

@@ -1,7 +1,5 @@
 """The mailbox of a turn: bounded where nobody reads, and a reader that is there never notices."""
 
-import asyncio
-
 import pytest
 from scripted_process import piece, read
 
@@ -19,7 +17,7 @@ def delta(number: int, finish: FinishReason | None = None) -> Delta:
 ENTRY = TokenLogprob(1, "a", b"a", -0.5, ((1, "a", b"a", -0.5),) * 20)
 
 
-def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "BACKLOG", 100_000)
     cancelled: list[str] = []
     turn = Mailbox("t", cancelled.append)
@@ -32,13 +30,9 @@ def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pyt
     assert cancelled == ["t"]
     assert 100_000 / 400 < pushed < 100_000 / 100  # bytes of a token with twenty alternatives
     assert not turn._deltas
-
-    async def reads() -> None:
-        with pytest.raises(ApiError) as told:
-            await piece(turn)
-        assert told.value.body.error.code == "reader_too_slow"
-
-    asyncio.run(reads())
+    with pytest.raises(ApiError) as told:
+        await piece(turn)
+    assert told.value.body.error.code == "reader_too_slow"
 
 
 def test_a_minute_of_twenty_alternatives_may_wait() -> None:
@@ -56,18 +50,15 @@ def test_a_minute_of_twenty_alternatives_may_wait() -> None:
     assert sum((one.logprobs for one in pieces), ()) == (ENTRY,) * 6000
 
 
-def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
-    async def reads() -> None:
-        turn = Mailbox("t", lambda name: None)
-        for number in range(3 * MERGE_AT + 5):
-            turn.push(delta(number))
-        turn.push(delta(-1, FinishReason.STOP))
-        got = await read(turn)
-        assert [token for delta in got for token in delta.tokens] == [*range(3 * MERGE_AT + 5), -1]
-        assert "".join(delta.text for delta in got) == "".join(f"{n} " for n in [*range(3 * MERGE_AT + 5), -1])
-        assert got[-1].finish_reason is FinishReason.STOP
-
-    asyncio.run(reads())
+async def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
+    turn = Mailbox("t", lambda name: None)
+    for number in range(3 * MERGE_AT + 5):
+        turn.push(delta(number))
+    turn.push(delta(-1, FinishReason.STOP))
+    got = await read(turn)
+    assert [token for delta in got for token in delta.tokens] == [*range(3 * MERGE_AT + 5), -1]
+    assert "".join(delta.text for delta in got) == "".join(f"{n} " for n in [*range(3 * MERGE_AT + 5), -1])
+    assert got[-1].finish_reason is FinishReason.STOP
 
 
 def test_a_patient_reader_is_told_of_the_receipt_of_many_and_of_the_end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import re
@@ -131,14 +130,11 @@ async def test_without_keys_a_strange_host_does_not_get_the_page(site: Site) -> 
     assert (response.status_code, response.json()["error"]["code"]) == (403, "host_not_allowed")
 
 
-def test_the_page_is_there_while_the_model_loads() -> None:
-    async def run() -> None:
-        transport = httpx.ASGITransport(StartupApp())
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            assert (await client.get("/ui/")).content == PAGES["/ui/"].body
-            assert (await client.get("/ui/nothing")).status_code == 503
-
-    asyncio.run(run())
+async def test_the_page_is_there_while_the_model_loads() -> None:
+    transport = httpx.ASGITransport(StartupApp())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/ui/")).content == PAGES["/ui/"].body
+        assert (await client.get("/ui/nothing")).status_code == 503
 
 
 def test_modules_of_others_are_what_their_table_says() -> None:

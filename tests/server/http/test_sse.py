@@ -136,7 +136,7 @@ async def numbers(upto: int) -> AsyncGenerator[bytes]:
     raise ValueError("a secret")
 
 
-def test_an_unforeseen_exception_is_told_without_its_text() -> None:
+async def test_an_unforeseen_exception_is_told_without_its_text() -> None:
     sent: list[Any] = []
     closed: list[bool] = []
 
@@ -146,10 +146,7 @@ def test_an_unforeseen_exception_is_told_without_its_text() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        await EventStream(numbers(2), lambda: closed.append(True))({"type": "http"}, receive, send)
-
-    asyncio.run(run())
+    await EventStream(numbers(2), lambda: closed.append(True))({"type": "http"}, receive, send)
     data = b"".join(message.get("body", b"") for message in sent)
     assert data.startswith(b"data: 0\n\ndata: 1\n\ndata: ")
     assert json.loads(data.split(b"data: ")[-1])["error"]["type"] == "server_error"
@@ -158,7 +155,7 @@ def test_an_unforeseen_exception_is_told_without_its_text() -> None:
 
 
 @pytest.mark.parametrize("breaks_at", ["http.response.start", "http.response.body"])
-def test_a_connection_that_breaks_while_sending_closes_quietly(breaks_at: str) -> None:
+async def test_a_connection_that_breaks_while_sending_closes_quietly(breaks_at: str) -> None:
     closed: list[bool] = []
 
     async def send(message: Any) -> None:
@@ -168,10 +165,7 @@ def test_a_connection_that_breaks_while_sending_closes_quietly(breaks_at: str) -
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        await EventStream(numbers(2), lambda: closed.append(True))({"type": "http"}, receive, send)
-
-    asyncio.run(run())
+    await EventStream(numbers(2), lambda: closed.append(True))({"type": "http"}, receive, send)
     assert closed == [True]
 
 

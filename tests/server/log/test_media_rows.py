@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
-from log_kit import Where, assistant, read, sqlite, turn, user, with_log, with_logs
+from log_kit import Where, assistant, opened, read, sqlite, turn, user, with_log
 from msgspec import structs
 
 from server.log.database import LogDamaged
@@ -56,97 +56,80 @@ def stored(log: SessionLog) -> tuple[list[str], int]:
     )
 
 
-def test_a_picture_is_stored_once_and_goes_with_the_last_session_that_has_it(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await show(log, "s", CAT, DOG)
-        await show(log, "s", CAT)
-        await show(log, "t", CAT, CAT)
-        await log.fork("a", "s", "fork", turn=1)
-        await log.create("a", "made", messages=[showing(BIRD)], media=bytes_of(BIRD))
-        cat, dog, bird = (f"a/{digest(data)}" for data in (CAT, DOG, BIRD))
-        assert stored(log) == (sorted([cat, dog, bird]), 6)
-        assert await log.media.get("a", digest(DOG)) == DOG
-        await log.delete("a", "s")
-        assert stored(log)[0] == sorted([cat, dog, bird])
-        await log.delete("a", "fork")
-        assert stored(log)[0] == sorted([cat, bird])
-        await log.delete("a", "t")
-        await log.delete("a", "made")
-        assert stored(log) == ([], 0)
-        assert await log.media.get("a", digest(CAT)) is None
-
-    with_log(where, scenario)
+async def test_a_picture_is_stored_once_and_goes_with_the_last_session_that_has_it(log: SessionLog) -> None:
+    await show(log, "s", CAT, DOG)
+    await show(log, "s", CAT)
+    await show(log, "t", CAT, CAT)
+    await log.fork("a", "s", "fork", turn=1)
+    await log.create("a", "made", messages=[showing(BIRD)], media=bytes_of(BIRD))
+    cat, dog, bird = (f"a/{digest(data)}" for data in (CAT, DOG, BIRD))
+    assert stored(log) == (sorted([cat, dog, bird]), 6)
+    assert await log.media.get("a", digest(DOG)) == DOG
+    await log.delete("a", "s")
+    assert stored(log)[0] == sorted([cat, dog, bird])
+    await log.delete("a", "fork")
+    assert stored(log)[0] == sorted([cat, bird])
+    await log.delete("a", "t")
+    await log.delete("a", "made")
+    assert stored(log) == ([], 0)
+    assert await log.media.get("a", digest(CAT)) is None
 
 
-def test_tenants_share_no_picture(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await show(log, "s", CAT, tenant="a")
-        with pytest.raises(SessionMoved):  # whoever knows a digest does not have the picture
-            await show(log, "s", CAT, tenant="b", have=[])
-        assert await log.get("b", "s") is None
-        assert await log.media.get("b", digest(CAT)) is None
-        await show(log, "s", CAT, tenant="b")
-        await log.delete("a", "s")
-        assert await log.media.get("a", digest(CAT)) is None
-        assert await log.media.get("b", digest(CAT)) == CAT
-
-    with_log(where, scenario)
+async def test_tenants_share_no_picture(log: SessionLog) -> None:
+    await show(log, "s", CAT, tenant="a")
+    with pytest.raises(SessionMoved):  # whoever knows a digest does not have the picture
+        await show(log, "s", CAT, tenant="b", have=[])
+    assert await log.get("b", "s") is None
+    assert await log.media.get("b", digest(CAT)) is None
+    await show(log, "s", CAT, tenant="b")
+    await log.delete("a", "s")
+    assert await log.media.get("a", digest(CAT)) is None
+    assert await log.media.get("b", digest(CAT)) == CAT
 
 
-def test_what_comes_later_keeps_the_pictures_of_a_session(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await show(log, "s", CAT)
-        await turn(log, "s", "a", "b")
-        record = await read(log)
-        extras = TurnExtras(parent=("s", 2), copies=True)
-        new = NewTurn([*record.tokens, 7, 8], [*record.messages, user("x"), assistant("y")], "f1", "stop")
-        await log.commit("a", "line", new, extras=extras)
-        await log.rewind("a", "s", turn=0)
-        assert await log.media.get("a", digest(CAT)) == CAT
-        await log.delete("a", "s")
-        assert await log.media.get("a", digest(CAT)) == CAT
-        await log.delete("a", "line")
-        assert stored(log) == ([], 0)
-
-    with_log(where, scenario)
+async def test_what_comes_later_keeps_the_pictures_of_a_session(log: SessionLog) -> None:
+    await show(log, "s", CAT)
+    await turn(log, "s", "a", "b")
+    record = await read(log)
+    extras = TurnExtras(parent=("s", 2), copies=True)
+    new = NewTurn([*record.tokens, 7, 8], [*record.messages, user("x"), assistant("y")], "f1", "stop")
+    await log.commit("a", "line", new, extras=extras)
+    await log.rewind("a", "s", turn=0)
+    assert await log.media.get("a", digest(CAT)) == CAT
+    await log.delete("a", "s")
+    assert await log.media.get("a", digest(CAT)) == CAT
+    await log.delete("a", "line")
+    assert stored(log) == ([], 0)
 
 
-def test_an_edit_replaces_pictures(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await log.create("a", "s", messages=[showing(CAT)], media=bytes_of(CAT))
-        edited = showing(DOG, text="New: ")
-        await log.edit("a", "s", 0, edited.content, edited.media, media=bytes_of(DOG))
-        assert (await read(log)).messages == [edited]
-        await log.edit("a", "s", 0, "Text only")
-        assert (await read(log)).messages == [user("Text only")]
-        more = [user("x"), showing(BIRD)]
-        await log.revise("a", "s", 1, more, media=bytes_of(BIRD))
-        assert stored(log)[1] == 3
-
-    with_log(where, scenario)
+async def test_an_edit_replaces_pictures(log: SessionLog) -> None:
+    await log.create("a", "s", messages=[showing(CAT)], media=bytes_of(CAT))
+    edited = showing(DOG, text="New: ")
+    await log.edit("a", "s", 0, edited.content, edited.media, media=bytes_of(DOG))
+    assert (await read(log)).messages == [edited]
+    await log.edit("a", "s", 0, "Text only")
+    assert (await read(log)).messages == [user("Text only")]
+    more = [user("x"), showing(BIRD)]
+    await log.revise("a", "s", 1, more, media=bytes_of(BIRD))
+    assert stored(log)[1] == 3
 
 
-def test_an_expired_session_takes_its_pictures_along(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await log.create("a", "s", messages=[showing(CAT)], media=bytes_of(CAT), ttl=1)
-        await log.expire(2**40)
-        assert stored(log) == ([], 0)
-
-    with_log(where, scenario)
+async def test_an_expired_session_takes_its_pictures_along(log: SessionLog) -> None:
+    await log.create("a", "s", messages=[showing(CAT)], media=bytes_of(CAT), ttl=1)
+    await log.expire(2**40)
+    assert stored(log) == ([], 0)
 
 
-def test_servers_that_store_and_delete_one_picture_agree(where: Where) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_servers_that_store_and_delete_one_picture_agree(where: Where) -> None:
+    if isinstance(where, Path):
+        pytest.skip("one server at a time has an SQLite log")
+    async with opened(where) as one, opened(where) as two:
         for _ in range(10):
             await show(one, "s", CAT)
             await asyncio.gather(show(two, "t", CAT), one.delete("a", "s"))
             assert stored(one) == ([f"a/{digest(CAT)}"], 1)
             await two.delete("a", "t")
             assert stored(one) == ([], 0)
-
-    if isinstance(where, Path):
-        pytest.skip("one server at a time has an SQLite log")
-    with_logs(where, 2, scenario)
 
 
 def test_a_log_of_the_format_before_is_upgraded(tmp_path: Path) -> None:
@@ -158,30 +141,24 @@ def test_a_log_of_the_format_before_is_upgraded(tmp_path: Path) -> None:
     assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
 
 
-def test_a_damaged_picture_is_not_given_out(tmp_path: Path) -> None:
+async def test_a_damaged_picture_is_not_given_out(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: show(log, "s", CAT))
+    async with opened(path) as log:
+        await show(log, "s", CAT)
     sqlite(path, "UPDATE media SET data = x'00'")
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         with pytest.raises(LogDamaged):
             await log.media.get("a", digest(CAT))
 
-    with_log(path, scenario)
 
-
-def test_pictures_are_salvaged_with_their_sessions(tmp_path: Path) -> None:
+async def test_pictures_are_salvaged_with_their_sessions(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def fill(log: SessionLog) -> None:
+    async with opened(path) as log:
         await show(log, "s", CAT, DOG)
         await show(log, "t", DOG)
-
-    with_log(path, fill)
     with path.open("r+b") as file:
         file.write(bytes(4096))  # the schema, and where every table begins
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert log.salvage.whole == 2
         assert await log.media.get("a", digest(CAT)) == CAT
@@ -189,16 +166,11 @@ def test_pictures_are_salvaged_with_their_sessions(tmp_path: Path) -> None:
         assert stored(log)[1] == 3
         assert {item.id for item in (await log.page("a", limit=9)).items} == {"s", "t"}
 
-    with_log(path, scenario)
 
-
-def test_a_deleted_picture_leaves_no_bytes_in_the_file(tmp_path: Path) -> None:
+async def test_a_deleted_picture_leaves_no_bytes_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     secret = b"an unmistakable picture " * 1000
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         await show(log, "s", secret)
         await log.delete("a", "s")
-
-    with_log(path, scenario)
     assert all(b"unmistakable" not in file.read_bytes() for file in tmp_path.iterdir())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from log_kit import Where, assistant, read, sqlite, turn, user, with_log
+from log_kit import Where, assistant, opened, read, sqlite, turn, user, with_log
 
 from server.log.database import LogFull
 from server.log.response_rows import StoredResponse, TurnExtras
@@ -20,21 +20,16 @@ BODY = json.dumps({"id": "resp_s_k", "status": "completed", "background": True, 
 STORED = StoredResponse("k", "completed", 5, BODY, '[{"id":"msg"}]', events=b"\x00\x01")
 
 
-def running(where: Where, name: str, status: str, stored: StoredResponse = STORED) -> None:
-    """A server of this name that ended while a response had this status."""
-
-    async def scenario() -> None:
-        log = SessionLog(where, server=name)
+async def running(where: Where, status: str) -> None:
+    """A server that ended while a response had this status."""
+    async with opened(where, "one") as log:
         if await log.get("a", "s") is None:
             await log.create("a", "s")
-        await log.responses.put("a", "s", replace(stored, status=status))
-        await log.close()
-
-    asyncio.run(scenario())
+        await log.responses.put("a", "s", replace(STORED, status=status))
 
 
-def test_it_is_written_with_its_turn_or_not_at_all(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_it_is_written_with_its_turn_or_not_at_all(where: Where) -> None:
+    async with opened(where) as log:
         made = await turn(log, "s", "a", "b", extras=TurnExtras(STORED, ttl=60, parent=("p", 3)))
         assert await log.responses.get("a", "s", "k") == replace(STORED, row=1)
         summary = await log.summary("a", "s")
@@ -46,34 +41,30 @@ def test_it_is_written_with_its_turn_or_not_at_all(where: Where) -> None:
         assert await log.responses.get("a", "s", "l") is None
         for tenant, session, key in (("b", "s", "k"), ("a", "t", "k"), ("a", "s", "K")):
             assert await log.responses.get(tenant, session, key) is None
-
-    with_log(where, scenario)
-    with_log(where, lambda log: same(log, replace(STORED, row=1)))
+    async with opened(where) as log:
+        await same(log, replace(STORED, row=1))
 
 
 async def same(log: SessionLog, stored: StoredResponse | None) -> None:
     assert await log.responses.get("a", "s", "k") == stored
 
 
-def test_its_turn_is_found_until_the_timeline_leaves_it(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        for ask in "abc":
-            await turn(log, "s", ask, ask.upper())
-        record = await read(log)
-        assert [turn.row for turn in record.turns] == [1, 2, 3]
-        past = at_turn(record, record.turns[1])
-        assert (past.tokens, past.rendered, past.version) == ([*map(ord, "aAbB")], 4, 0)
-        await log.rewind("a", "s", turn=2)
-        await turn(log, "s", "d", "D")
-        turns = (await read(log)).turns
-        assert [turn.row for turn in turns] == [1, 2, 5]
-        assert turn_of_row(turns, 3) is None
-
-    with_log(where, scenario)
+async def test_its_turn_is_found_until_the_timeline_leaves_it(log: SessionLog) -> None:
+    for ask in "abc":
+        await turn(log, "s", ask, ask.upper())
+    record = await read(log)
+    assert [turn.row for turn in record.turns] == [1, 2, 3]
+    past = at_turn(record, record.turns[1])
+    assert (past.tokens, past.rendered, past.version) == ([*map(ord, "aAbB")], 4, 0)
+    await log.rewind("a", "s", turn=2)
+    await turn(log, "s", "d", "D")
+    turns = (await read(log)).turns
+    assert [turn.row for turn in turns] == [1, 2, 5]
+    assert turn_of_row(turns, 3) is None
 
 
-def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> None:
+    async with opened(where) as log:
         for ask in "abc":
             await turn(log, "s", ask, ask.upper())
         await log.revise("a", "s", 6, [user("d")])
@@ -83,70 +74,55 @@ def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> No
         record = await read(log)
         assert [m.content for m in record.messages] == ["a", "A", "B", "c", "C", "d"]
         assert (record.rendered, record.tokens) == (2, [*map(ord, "aA")])
-
-    with_log(where, scenario)
-    with_log(where, read)
+    async with opened(where) as log:
+        await read(log)
 
 
 @pytest.mark.parametrize("how", ["delete", "expire", "beneath a new one"])
-def test_it_goes_with_its_session(where: Where, how: str) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", extras=TurnExtras(STORED, ttl=1))
-        await turn(log, "t", "a", "b", extras=TurnExtras(STORED))
-        if how == "delete":
-            await log.delete("a", "s")
-        elif how == "expire":
-            assert await log.expire(2**33) == [("a", "s")]
-        else:
-            await asyncio.sleep(1.1)
-        assert await log.responses.get("a", "s", "k") is None
-        await log.create("a", "s")
-        assert await log.responses.get("a", "s", "k") is None
-        assert await log.responses.get("a", "t", "k") is not None
-
-    with_log(where, scenario)
+async def test_it_goes_with_its_session(log: SessionLog, how: str) -> None:
+    await turn(log, "s", "a", "b", extras=TurnExtras(STORED, ttl=1))
+    await turn(log, "t", "a", "b", extras=TurnExtras(STORED))
+    if how == "delete":
+        await log.delete("a", "s")
+    elif how == "expire":
+        assert await log.expire(2**33) == [("a", "s")]
+    else:
+        await asyncio.sleep(1.1)
+    assert await log.responses.get("a", "s", "k") is None
+    await log.create("a", "s")
+    assert await log.responses.get("a", "s", "k") is None
+    assert await log.responses.get("a", "t", "k") is not None
 
 
-def test_it_is_deleted_alone(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", extras=TurnExtras(STORED))
-        await turn(log, "s", "c", "d", extras=TurnExtras(replace(STORED, key="l")))
-        assert await log.responses.delete("a", "s", "x") is None
-        assert await log.responses.delete("b", "s", "k") is None
-        assert await log.responses.delete("a", "s", "k") == 1
-        assert await log.responses.delete("a", "s", "k") is None
-        assert await log.responses.delete("a", "s", "l") == 0
-        assert len((await read(log)).turns) == 2
-
-    with_log(where, scenario)
+async def test_it_is_deleted_alone(log: SessionLog) -> None:
+    await turn(log, "s", "a", "b", extras=TurnExtras(STORED))
+    await turn(log, "s", "c", "d", extras=TurnExtras(replace(STORED, key="l")))
+    assert await log.responses.delete("a", "s", "x") is None
+    assert await log.responses.delete("b", "s", "k") is None
+    assert await log.responses.delete("a", "s", "k") == 1
+    assert await log.responses.delete("a", "s", "k") is None
+    assert await log.responses.delete("a", "s", "l") == 0
+    assert len((await read(log)).turns) == 2
 
 
-def test_what_a_key_has_made_is_found_by_it(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", extras=TurnExtras(STORED), idempotency=Idempotency("one", "hash"))
-        assert await log.responses.of_key("a", "s", "one") == ("hash", replace(STORED, row=1))
-        assert await log.responses.of_key("a", "s", "two") is None
-        assert await log.responses.of_key("b", "s", "one") is None
-        await log.responses.delete("a", "s", "k")
-        assert await log.responses.of_key("a", "s", "one") == ("hash", None)
-
-    with_log(where, scenario)
+async def test_what_a_key_has_made_is_found_by_it(log: SessionLog) -> None:
+    await turn(log, "s", "a", "b", extras=TurnExtras(STORED), idempotency=Idempotency("one", "hash"))
+    assert await log.responses.of_key("a", "s", "one") == ("hash", replace(STORED, row=1))
+    assert await log.responses.of_key("a", "s", "two") is None
+    assert await log.responses.of_key("b", "s", "one") is None
+    await log.responses.delete("a", "s", "k")
+    assert await log.responses.of_key("a", "s", "one") == ("hash", None)
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])
-def test_what_ran_when_its_server_ended_has_failed(where: Where, status: str) -> None:
-    running(where, "one", status)
-
-    async def scenario(server: str) -> StoredResponse | None:
-        log = SessionLog(where, server=server)
-        found = await log.responses.get("a", "s", "k")
-        await log.close()
-        return found
-
-    other = asyncio.run(scenario("two"))
+async def test_what_ran_when_its_server_ended_has_failed(where: Where, status: str) -> None:
+    await running(where, status)
+    async with opened(where, "two") as log:
+        other = await log.responses.get("a", "s", "k")
     assert other is not None
     assert other.status == status
-    found = asyncio.run(scenario("one"))
+    async with opened(where, "one") as log:
+        found = await log.responses.get("a", "s", "k")
     assert found is not None
     assert found.status == "failed"
     body = json.loads(found.body)
@@ -155,36 +131,31 @@ def test_what_ran_when_its_server_ended_has_failed(where: Where, status: str) ->
     assert found.inputs == STORED.inputs
 
 
-def test_a_full_disk_is_no_reason_not_to_start(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
-    running(where, "one", "queued")
+async def test_a_full_disk_is_no_reason_not_to_start(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    await running(where, "queued")
 
     def full(*_: object) -> None:
         raise LogFull("full")
 
-    async def scenario() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr("server.log.response_rows.put", full)
-            log = SessionLog(where, server="one")
-        found = await log.responses.settle("a", "s", "k")
-        assert found is not None
-        assert found.status == "failed"
-        await log.close()
-
-    asyncio.run(scenario())
+    with monkeypatch.context() as patch:
+        patch.setattr("server.log.response_rows.put", full)
+        log = SessionLog(where, server="one")
+    found = await log.responses.settle("a", "s", "k")
+    assert found is not None
+    assert found.status == "failed"
+    await log.close()
 
 
-def test_what_was_over_when_its_server_ended_stays(where: Where) -> None:
-    running(where, "one", "completed")
-    running(where, "one", "completed")
-    with_log(where, lambda log: same(log, STORED))
+async def test_what_was_over_when_its_server_ended_stays(where: Where) -> None:
+    await running(where, "completed")
+    await running(where, "completed")
+    async with opened(where) as log:
+        await same(log, STORED)
 
 
-def test_without_its_session_it_is_not_written(where: Where) -> None:
-    async def scenario(log: SessionLog) -> None:
-        with pytest.raises(UnknownSession):
-            await log.responses.put("a", "s", STORED)
-
-    with_log(where, scenario)
+async def test_without_its_session_it_is_not_written(log: SessionLog) -> None:
+    with pytest.raises(UnknownSession):
+        await log.responses.put("a", "s", STORED)
 
 
 @pytest.mark.parametrize(
@@ -205,28 +176,22 @@ def test_a_log_without_their_table_is_salvaged_without_them(tmp_path: Path) -> N
     with_log(path, lambda log: same(log, None))
 
 
-def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
+async def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def before(log: SessionLog) -> None:
+    async with opened(path) as log:
         for name in "st":
             await turn(log, name, "a", "b", extras=TurnExtras(STORED))
             await turn(log, name, "c", "d", extras=TurnExtras(replace(STORED, key="l")))
-
-    with_log(path, before)
     sqlite(path, "UPDATE responses SET body = 'x' WHERE session_id = 1 AND key = 'l'")
     (page,) = sqlite(path, "SELECT rootpage FROM sqlite_master WHERE name = 'labels'")[0]
     with path.open("r+b") as file:
         size = int.from_bytes(path.read_bytes()[16:18], "big")
         file.seek((page - 1) * size)
         file.write(bytes(size))
-
-    async def after(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert log.salvage.whole == 2
         assert await log.responses.get("a", "s", "k") == replace(STORED, row=1)
         assert await log.responses.get("a", "s", "l") is None
         assert await log.responses.get("a", "t", "l") == replace(STORED, key="l", row=2)
-
-    with_log(path, after)
     assert sqlite(path, "SELECT count(*) FROM responses") == [(3,)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from log_kit import Where, read, text, texts, three_turns, turn, user, with_log, with_logs
+from log_kit import Where, opened, read, text, texts, three_turns, turn, user
 from postgres_server import PostgresServer
 from sqlalchemy.exc import OperationalError
 
@@ -17,8 +17,8 @@ from server.log.session_log import SessionLog
 from server.log.timeline import NewTurn, SessionExists, SessionMoved, TurnRecord
 
 
-def test_servers_see_each_others_turns(where: Where) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_servers_see_each_others_turns(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two:
         await turn(one, "s", "a", "b")
         await turn(two, "s", "c", "d")
         await turn(one, "s", "e", "f")
@@ -28,11 +28,9 @@ def test_servers_see_each_others_turns(where: Where) -> None:
         assert await read(one) == await read(two)
         assert (await two.page("a", limit=2)).items == [(await read(one)).summary]
 
-    with_logs(where, 2, scenario)
 
-
-def test_a_session_that_another_server_has_begun_anew_is_read_anew(where: Where) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_a_session_that_another_server_has_begun_anew_is_read_anew(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two:
         await three_turns(one)
         old = await read(one)
         await two.delete("a", "s")
@@ -48,11 +46,10 @@ def test_a_session_that_another_server_has_begun_anew_is_read_anew(where: Where)
         with pytest.raises(SessionMoved):
             await turn(one, "s", "n", "m", expect=old.version)
 
-    with_logs(where, 2, scenario)
 
-
-def test_of_turns_that_were_built_on_the_same_state_one_is_committed(where: Where) -> None:
-    async def scenario(*logs: SessionLog) -> None:
+async def test_of_turns_that_were_built_on_the_same_state_one_is_committed(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two, opened(where) as three, opened(where) as four:
+        logs = (one, two, three, four)
         for count in range(1, 6):
             record = await logs[0].get("a", "s")
             version = 0 if record is None else record.version
@@ -77,11 +74,10 @@ def test_of_turns_that_were_built_on_the_same_state_one_is_committed(where: Wher
             for log in logs:
                 assert (await read(log)).tokens == won * count
 
-    with_logs(where, 4, scenario)
 
-
-def test_turns_that_expect_nothing_are_all_committed(where: Where) -> None:
-    async def scenario(*logs: SessionLog) -> None:
+async def test_turns_that_expect_nothing_are_all_committed(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two, opened(where) as three, opened(where) as four:
+        logs = (one, two, three, four)
         tries = [
             log.commit(
                 "a", "s", NewTurn(tokens=[number], messages=[user(str(number))], fingerprint="f", finish_reason="stop")
@@ -91,11 +87,10 @@ def test_turns_that_expect_nothing_are_all_committed(where: Where) -> None:
         await asyncio.gather(*tries)
         assert (await read(logs[0])).version & 0xFFFF == len(logs)  # rows
 
-    with_logs(where, 4, scenario)
 
-
-def test_a_session_is_created_once(where: Where) -> None:
-    async def scenario(*logs: SessionLog) -> None:
+async def test_a_session_is_created_once(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two, opened(where) as three, opened(where) as four:
+        logs = (one, two, three, four)
         for name in ("s", "t", "u"):
             tries = [log.create("a", name, messages=[user(str(number))]) for number, log in enumerate(logs)]
             ended = await asyncio.gather(*tries, return_exceptions=True)
@@ -103,11 +98,9 @@ def test_a_session_is_created_once(where: Where) -> None:
             (won,) = [number for number, outcome in enumerate(ended) if not isinstance(outcome, Exception)]
             assert texts(await read(logs[0], name)) == [str(won)]
 
-    with_logs(where, 4, scenario)
 
-
-def test_a_deletion_races_with_turns(where: Where) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_a_deletion_races_with_turns(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two:
         for _ in range(5):
             await three_turns(one)
             version = (await read(one)).version
@@ -118,11 +111,11 @@ def test_a_deletion_races_with_turns(where: Where) -> None:
             assert isinstance(deleted, int)
             assert await one.get("a", "s") is None
 
-    with_logs(where, 2, scenario)
 
-
-def test_a_read_is_of_one_state_whatever_is_committed_meanwhile(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_a_read_is_of_one_state_whatever_is_committed_meanwhile(
+    where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(where) as one, opened(where) as two:
         await three_turns(one)
         read_timeline = one._timelines.read
 
@@ -138,22 +131,17 @@ def test_a_read_is_of_one_state_whatever_is_committed_meanwhile(where: Where, mo
         assert text(record) == "abcdefghijkl"
         assert texts(await read(one)) == ["new"]
 
-    with_logs(where, 2, scenario)
+
+async def test_servers_that_start_at_once_make_the_tables_once(where: Where) -> None:
+    logs = await asyncio.gather(*(asyncio.to_thread(SessionLog, where) for _ in range(4)))
+    await three_turns(logs[0])
+    assert text(await read(logs[3])) == "abcdefghijkl"
+    for log in logs:
+        await log.close()
 
 
-def test_servers_that_start_at_once_make_the_tables_once(where: Where) -> None:
-    async def run() -> None:
-        logs = await asyncio.gather(*(asyncio.to_thread(SessionLog, where) for _ in range(4)))
-        await three_turns(logs[0])
-        assert text(await read(logs[3])) == "abcdefghijkl"
-        for log in logs:
-            await log.close()
-
-    asyncio.run(run())
-
-
-def test_a_database_that_was_away_is_used_again(postgres: PostgresServer) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_a_database_that_was_away_is_used_again(postgres: PostgresServer) -> None:
+    async with opened(postgres.new_database()) as log:
         await three_turns(log)
         before = await read(log)
         postgres.stop()
@@ -172,10 +160,8 @@ def test_a_database_that_was_away_is_used_again(postgres: PostgresServer) -> Non
         await turn(log, "s", "m", "n")
         assert text(await read(log)) == "abcdefghijklmn"
 
-    with_log(postgres.new_database(), scenario)
 
-
-def test_a_database_that_does_not_answer_is_not_asked_by_everyone(
+async def test_a_database_that_does_not_answer_is_not_asked_by_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -184,7 +170,7 @@ def test_a_database_that_does_not_answer_is_not_asked_by_everyone(
         tries.append(1)
         raise OperationalError("connect", {}, Exception("gone"))
 
-    async def scenario(log: SessionLog) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         monkeypatch.setattr("server.log.database.AWAY_SECONDS", 1000.0)
         monkeypatch.setattr(log._database._engine, "connect", connect)
         for _ in range(3):
@@ -192,13 +178,10 @@ def test_a_database_that_does_not_answer_is_not_asked_by_everyone(
                 await log.get("a", "s")
         assert len(tries) == 1
 
-    with_log(tmp_path / "log.sqlite", scenario)
 
-
-def test_connections_that_were_cut_are_not_noticed(postgres: PostgresServer) -> None:
+async def test_connections_that_were_cut_are_not_noticed(postgres: PostgresServer) -> None:
     url = postgres.new_database()
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(url) as log:
         await three_turns(log)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
@@ -207,8 +190,6 @@ def test_connections_that_were_cut_are_not_noticed(postgres: PostgresServer) -> 
             )
         await turn(log, "s", "m", "n")
         assert text(await read(log)) == "abcdefghijklmn"
-
-    with_log(url, scenario)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +231,7 @@ def test_power_means_that_the_server_waits_for_its_disk(postgres: PostgresServer
         log._database.close()
 
 
-def test_a_server_whose_disk_is_full_refuses_turns_until_there_is_room(postgres: PostgresServer) -> None:
+async def test_a_server_whose_disk_is_full_refuses_turns_until_there_is_room(postgres: PostgresServer) -> None:
     url = postgres.new_database()
 
     def admin(*statements: str) -> None:
@@ -258,7 +239,7 @@ def test_a_server_whose_disk_is_full_refuses_turns_until_there_is_room(postgres:
             for statement in statements:
                 connection.execute(statement.encode())
 
-    async def scenario(log: SessionLog) -> None:
+    async with opened(url) as log:
         await three_turns(log)
         before = await read(log)
         admin(
@@ -277,16 +258,9 @@ def test_a_server_whose_disk_is_full_refuses_turns_until_there_is_room(postgres:
         await log.writable()
         await turn(log, "s", "m", "n")
 
-    with_log(url, scenario)
 
-
-def test_a_sqlite_url_names_a_file(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_a_sqlite_url_names_a_file(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/log.sqlite") as log:
         await three_turns(log)
-
-    with_log(f"sqlite:///{tmp_path}/log.sqlite", scenario)
-
-    async def again(log: SessionLog) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         assert text(await read(log)) == "abcdefghijkl"
-
-    with_log(tmp_path / "log.sqlite", again)

@@ -6,11 +6,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from log_kit import opened
 
 from server.log.claims import SessionBusy
 from server.log.database import LogUnavailable
@@ -21,17 +21,10 @@ from server.log.timeline import NewTurn, common_prefix
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
-def with_log(path: Path, scenario: Callable[[SessionLog], Awaitable[None]]) -> None:
-    """Run a scenario on a log that is opened before and closed after it."""
-
-    async def run() -> None:
-        log = SessionLog(path)
-        try:
-            await scenario(log)
-        finally:
-            await log.close()
-
-    asyncio.run(run())
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    """SQLite only."""
+    return tmp_path / "log.sqlite"
 
 
 async def commit(
@@ -53,28 +46,22 @@ def turns(path: Path) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_a_session_survives_a_restart(tmp_path: Path) -> None:
+async def test_a_session_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def write(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert await log.get("a", "s") is None
         await commit(log, "s", [1, 2, 2**31 - 1], says("one\0", "żółć 🙂"))
-
-    async def read(log: SessionLog) -> None:
+    async with opened(path) as log:
         record = await log.get("a", "s")
         assert record is not None
         assert (record.id, record.tokens, record.fingerprint) == ("s", [1, 2, 2**31 - 1], "f1")
         assert record.messages == says("one\0", "żółć 🙂")
         assert record.created > 1_600_000_000
 
-    with_log(path, write)
-    with_log(path, read)
 
-
-def test_a_turn_stores_only_the_difference(tmp_path: Path) -> None:
+async def test_a_turn_stores_only_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         await commit(log, "s", [1, 2, 3], says("one"))
         await commit(log, "s", [1, 2, 3, 4, 5], says("one", "two"))
         await commit(log, "s", [1, 2, 9, 9], says("edited"))  # an edit in the middle of the first turn
@@ -82,93 +69,73 @@ def test_a_turn_stores_only_the_difference(tmp_path: Path) -> None:
         record = await log.get("a", "s")
         assert record is not None
         assert (record.tokens, record.messages) == ([1, 2], [])
-
-    with_log(path, scenario)
     assert turns(path) == [(0, 3, 0), (3, 2, 1), (2, 2, 0), (2, 0, 0)]
 
 
-def test_a_changed_record_does_not_change_the_log(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await commit(log, "s", [1, 2], says("one"))
-        record = await log.get("a", "s")
-        assert record is not None
-        record.tokens.append(7)
-        record.messages.clear()
-        again = await log.get("a", "s")
-        assert again is not None
-        assert (again.tokens, again.messages) == ([1, 2], says("one"))
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_a_changed_record_does_not_change_the_log(log: SessionLog) -> None:
+    await commit(log, "s", [1, 2], says("one"))
+    record = await log.get("a", "s")
+    assert record is not None
+    record.tokens.append(7)
+    record.messages.clear()
+    again = await log.get("a", "s")
+    assert again is not None
+    assert (again.tokens, again.messages) == ([1, 2], says("one"))
 
 
-def test_another_models_record_is_returned_with_its_fingerprint(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await commit(log, "s", [1], [])
-        await log.commit("a", "s", NewTurn(tokens=[2], messages=[], fingerprint="f2", finish_reason="length"))
-        record = await log.get("a", "s")
-        assert record is not None
-        assert (record.tokens, record.fingerprint) == ([2], "f2")
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_another_models_record_is_returned_with_its_fingerprint(log: SessionLog) -> None:
+    await commit(log, "s", [1], [])
+    await log.commit("a", "s", NewTurn(tokens=[2], messages=[], fingerprint="f2", finish_reason="length"))
+    record = await log.get("a", "s")
+    assert record is not None
+    assert (record.tokens, record.fingerprint) == ([2], "f2")
 
 
-def test_tenants_do_not_see_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
+async def test_tenants_do_not_see_each_other(log: SessionLog) -> None:
+    await commit(log, "s", [1], says("mine"), tenant="a")
+    await commit(log, "s", [2], says("yours"), tenant="b")
+    mine, yours = await log.get("a", "s"), await log.get("b", "s")
+    assert mine is not None
+    assert yours is not None
+    assert (mine.tokens, yours.tokens) == ([1], [2])
+    assert await log.get("c", "s") is None
+    with log.claim("a", "s"), log.claim("b", "s"):
+        pass
 
-    async def scenario(log: SessionLog) -> None:
-        await commit(log, "s", [1], says("mine"), tenant="a")
-        await commit(log, "s", [2], says("yours"), tenant="b")
-        mine, yours = await log.get("a", "s"), await log.get("b", "s")
-        assert mine is not None
-        assert yours is not None
-        assert (mine.tokens, yours.tokens) == ([1], [2])
-        assert await log.get("c", "s") is None
-        with log.claim("a", "s"), log.claim("b", "s"):
+
+async def test_one_claim_at_a_time(log: SessionLog) -> None:
+    with log.claim("a", "s"):
+        with pytest.raises(SessionBusy), log.claim("a", "s"):
             pass
-
-    with_log(path, scenario)
-
-
-def test_one_claim_at_a_time(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        with log.claim("a", "s"):
-            with pytest.raises(SessionBusy), log.claim("a", "s"):
-                pass
-            with log.claim("a", "other"):
-                pass
-        with log.claim("a", "s"):  # free again, also after the refusal in between
+        with log.claim("a", "other"):
             pass
-
-    with_log(tmp_path / "log.sqlite", scenario)
+    with log.claim("a", "s"):  # free again, also after the refusal in between
+        pass
 
 
 @pytest.mark.wide
-def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
+async def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     tokens: list[int] = []
     messages: list[LoggedMessage] = []
-
-    async def write(log: SessionLog) -> None:
+    async with opened(path) as log:
         for turn in range(1000):
             tokens.extend(range(turn, turn + 20))
             messages.extend(says(f"turn {turn}"))
             await commit(log, "s", tokens, messages)
-
-    async def read(log: SessionLog) -> None:
+    async with opened(path) as log:
         record = await log.get("a", "s")
         assert record is not None
         assert (record.tokens, record.messages) == (tokens, messages)
-
-    with_log(path, write)
-    with_log(path, read)
     assert {own for _, own, _ in turns(path)} == {20}
     assert path.stat().st_size < 1000 * 500  # the whole timeline per turn would be 40 MB
 
 
-def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_is_no_longer_remembered_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.log.timeline_cache.REMEMBERED", 2)
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         for session in ("a", "b", "c", "d"):
             await commit(log, session, [1, 2, ord(session)], says(session))
             assert len(log._timelines._timelines) <= 2
@@ -177,8 +144,6 @@ def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, mo
             record = await log.get("a", session)
             assert record is not None
             assert record.tokens == [1, 2, ord(session), 4]
-
-    with_log(tmp_path / "log.sqlite", scenario)
     assert sorted(set(turns(tmp_path / "log.sqlite"))) == [(0, 3, 0), (3, 1, 1)]
 
 
@@ -201,7 +166,7 @@ asyncio.run(main())
 """
 
 
-def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+async def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
     assert writer.stdout is not None
@@ -212,29 +177,23 @@ def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     committed = int(rest[-1]) if rest else 40
     writer.wait()
     writer.stdout.close()
-
-    async def read(log: SessionLog) -> None:
+    async with opened(path) as log:
         record = await log.get("a", "s")
         assert record is not None
         turn = len(record.messages)
         assert turn in (committed, committed + 1)  # the last one may have been committed but not yet reported
         assert record.tokens == list(range(turn * 3))
 
-    with_log(path, read)
 
-
-def test_a_client_that_leaves_does_not_cut_a_commit(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        task = asyncio.create_task(commit(log, "s", [1, 2], says("one")))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        record = await log.get("a", "s")
-        assert record is not None
-        assert record.tokens == [1, 2]
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_a_client_that_leaves_does_not_cut_a_commit(log: SessionLog) -> None:
+    task = asyncio.create_task(commit(log, "s", [1, 2], says("one")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    record = await log.get("a", "s")
+    assert record is not None
+    assert record.tokens == [1, 2]
 
 
 def test_what_is_not_a_log_is_refused_in_words_without_its_path(tmp_path: Path) -> None:
@@ -267,16 +226,11 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert tables == [("sessions",)]
 
 
-def test_the_log_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-
-    async def scenario(log: SessionLog) -> None:
-        await commit(log, "s", [1], says("secret"))
-        files = list(tmp_path.iterdir())
-        assert {file.name for file in files} >= {"log.sqlite", "log.sqlite-wal"}
-        assert all(file.stat().st_mode & 0o077 == 0 for file in files)
-
-    with_log(path, scenario)
+async def test_the_log_is_readable_by_its_owner_only(tmp_path: Path, log: SessionLog) -> None:
+    await commit(log, "s", [1], says("secret"))
+    files = list(tmp_path.iterdir())
+    assert {file.name for file in files} >= {"log.sqlite", "log.sqlite-wal"}
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
 
 
 def test_common_prefix() -> None:

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
-from log_kit import as_format_4, read, sqlite, text, three_turns, turn, user, with_log, with_logs
+from log_kit import as_format_4, opened, read, sqlite, text, three_turns, turn, user, with_log
 
 from server.log.database import Durability, LogDamaged, LogFull, LogUnavailable
 from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
 from server.log.upgrade import upgrade
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    """SQLite only."""
+    return tmp_path / "log.sqlite"
 
 
 @pytest.mark.parametrize("version", [1, 3])
@@ -66,29 +72,24 @@ def test_an_upgrade_that_fails_leaves_the_old_log(tmp_path: Path, monkeypatch: p
     with_log(path, lambda log: read(log))
 
 
-def test_a_log_that_lacks_more_than_its_format_is_damaged(tmp_path: Path) -> None:
+async def test_a_log_that_lacks_more_than_its_format_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, three_turns)
+    async with opened(path) as log:
+        await three_turns(log)
     as_format_4(path)
     sqlite(path, "DROP TABLE responses")
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert text(await read(log)) == "abcdefghijkl"
 
-    with_log(path, scenario)
 
-
-def test_other_troubles_than_want_of_storage_do_not_end_it(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        log._database.full = True
-        with pytest.raises(LogUnavailable):  # as a heartbeat that meets another server's lock
-            log._database.write(lambda connection: connection.exec_driver_sql("SELECT * FROM nothing"))
-        assert log._database.full
-        await log.writable()
-        assert not log._database.full
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_other_troubles_than_want_of_storage_do_not_end_it(log: SessionLog) -> None:
+    log._database.full = True
+    with pytest.raises(LogUnavailable):  # as a heartbeat that meets another server's lock
+        log._database.write(lambda connection: connection.exec_driver_sql("SELECT * FROM nothing"))
+    assert log._database.full
+    await log.writable()
+    assert not log._database.full
 
 
 def test_a_log_of_a_later_format_is_refused(tmp_path: Path) -> None:
@@ -120,15 +121,19 @@ def test_a_log_of_a_later_format_is_refused(tmp_path: Path) -> None:
         "UPDATE sessions SET tenant = 'b'",
     ],
 )
-def test_a_row_that_is_not_what_was_written_is_noticed(tmp_path: Path, damage: str) -> None:
+async def test_a_row_that_is_not_what_was_written_is_noticed(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "log.sqlite"
 
-    async def write(log: SessionLog) -> None:
+    async def turn_of_another(log: SessionLog) -> Any:
+        await turn(log, "new", "x", "y")
+        return await read(log, "new")
+
+    async with opened(path) as log:
         await three_turns(log)
         await log.create("a", "other", messages=[user("x")])
         await turn(log, "other", "y", "z")
-
-    async def look(log: SessionLog) -> None:
+    sqlite(path, damage)
+    async with opened(path) as log:
         tenant = "b" if "tenant" in damage else "a"
         session = "t" if "session =" in damage else "s"
         for _ in range(2):  # also not the second time, from memory
@@ -137,14 +142,6 @@ def test_a_row_that_is_not_what_was_written_is_noticed(tmp_path: Path, damage: s
             with pytest.raises(LogDamaged):
                 await turn(log, session, "x", "y", tenant)
         assert text(await turn_of_another(log)) == "xy"
-
-    async def turn_of_another(log: SessionLog) -> Any:
-        await turn(log, "new", "x", "y")
-        return await read(log, "new")
-
-    with_log(path, write)
-    sqlite(path, damage)
-    with_log(path, look)
 
 
 @pytest.mark.parametrize(("durability", "level"), [("process", 1), ("power", 2)])
@@ -181,8 +178,8 @@ def writes_fail(log: SessionLog) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("trouble", [pages_run_out, writes_fail])
-def test_a_full_disk_refuses_turns_until_there_is_room(tmp_path: Path, trouble: Any) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_a_full_disk_refuses_turns_until_there_is_room(tmp_path: Path, trouble: Any) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         await three_turns(log)
         before = await read(log)
         await log.writable()
@@ -205,101 +202,75 @@ def test_a_full_disk_refuses_turns_until_there_is_room(tmp_path: Path, trouble: 
         await turn(log, "s", "m", "n" * 50_000)
         assert text(await read(log)) == "abcdefghijklm" + "n" * 50_000
         assert sqlite(tmp_path / "log.sqlite", "SELECT * FROM ballast") == []
-
-    with_log(tmp_path / "log.sqlite", scenario)
-
-    async def again(log: SessionLog) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         assert len((await read(log)).turns) == 4
 
-    with_log(tmp_path / "log.sqlite", again)
+
+async def test_a_log_that_can_be_written_is_not_tried(log: SessionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log._database, "write", None)
+    await log.writable()
 
 
-def test_a_log_that_can_be_written_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(log: SessionLog) -> None:
-        monkeypatch.setattr(log._database, "write", None)
-        await log.writable()
-
-    with_log(tmp_path / "log.sqlite", scenario)
-
-
-def test_a_commit_that_fails_at_its_end_is_not_remembered(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await three_turns(log)
-        before = await read(log)
-        with writes_fail(log), pytest.raises(LogFull):
-            await turn(log, "s", "m", "n")  # small: it fails when the transaction is written out
-        assert await read(log) == before
-        await turn(log, "s", "o", "p")
-        assert text(await read(log)) == "abcdefghijklop"
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_a_commit_that_fails_at_its_end_is_not_remembered(log: SessionLog) -> None:
+    await three_turns(log)
+    before = await read(log)
+    with writes_fail(log), pytest.raises(LogFull):
+        await turn(log, "s", "m", "n")  # small: it fails when the transaction is written out
+    assert await read(log) == before
+    await turn(log, "s", "o", "p")
+    assert text(await read(log)) == "abcdefghijklop"
 
 
-def test_a_commit_that_failed_is_not_taken_for_another_servers(tmp_path: Path) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_a_commit_that_failed_is_not_taken_for_another_servers(tmp_path: Path) -> None:
+    async with opened(tmp_path / "log.sqlite") as one, opened(tmp_path / "log.sqlite") as two:
         await three_turns(one)
         with writes_fail(one), pytest.raises(LogFull):
             await turn(one, "s", "m", "n")
         await turn(two, "s", "o", "p")  # has the number that the other one would have had
         assert text(await read(one)) == "abcdefghijklop"
 
-    with_logs(tmp_path / "log.sqlite", 2, scenario)
 
-
-def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await three_turns(log)
-        sqlite(
-            tmp_path / "log.sqlite",
-            "DELETE FROM turns WHERE number = 3",
-            "UPDATE sessions SET rows = 2, turns = 2, tokens = 8, messages = 4",
-        )
-        assert text(await read(log)) == "abcdefgh"
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_a_database_that_was_set_back_is_read_anew(tmp_path: Path, log: SessionLog) -> None:
+    await three_turns(log)
+    sqlite(
+        tmp_path / "log.sqlite",
+        "DELETE FROM turns WHERE number = 3",
+        "UPDATE sessions SET rows = 2, turns = 2, tokens = 8, messages = 4",
+    )
+    assert text(await read(log)) == "abcdefgh"
 
 
 @pytest.mark.parametrize("how", ["delete", "expire"])
-def test_the_text_of_a_deleted_session_leaves_the_files(tmp_path: Path, how: str) -> None:
+async def test_the_text_of_a_deleted_session_leaves_the_files(tmp_path: Path, how: str, log: SessionLog) -> None:
     secret = "the secret " * 2000
-
-    async def scenario(log: SessionLog) -> None:
-        await log.create("a", "s", messages=[user(secret)], ttl=10)
-        await turn(log, "s", "a", secret)
-        assert found() != []
-        if how == "delete":
-            await log.delete("a", "s")
-        else:
-            assert await log.expire(2**33) == [("a", "s")]
-        assert found() == []
 
     def found() -> list[str]:
         return [path.name for path in tmp_path.iterdir() if b"the secret" in path.read_bytes()]
 
-    with_log(tmp_path / "log.sqlite", scenario)
+    await log.create("a", "s", messages=[user(secret)], ttl=10)
+    await turn(log, "s", "a", secret)
+    assert found() != []
+    if how == "delete":
+        await log.delete("a", "s")
+    else:
+        assert await log.expire(2**33) == [("a", "s")]
+    assert found() == []
 
 
-def test_timelines_in_memory_are_bounded_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timelines_in_memory_are_bounded_by_their_size(log: SessionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.log.timeline_cache.REMEMBERED_BYTES", 10_000)
-
-    async def scenario(log: SessionLog) -> None:
-        cached = log._timelines._timelines
-        for number in range(20):
-            await turn(log, f"s{number}", "a", "b" * 500)  # about 2.5 kB
-            assert len(cached) <= 4
-        await turn(log, "large", "a", "b" * 10_000)
-        await read(log, "large")
-        assert [*cached] == [("a", "large")]
-        for number in range(20):
-            assert text(await read(log, f"s{number}")) == "a" + "b" * 500
-
-    with_log(tmp_path / "log.sqlite", scenario)
+    cached = log._timelines._timelines
+    for number in range(20):
+        await turn(log, f"s{number}", "a", "b" * 500)  # about 2.5 kB
+        assert len(cached) <= 4
+    await turn(log, "large", "a", "b" * 10_000)
+    await read(log, "large")
+    assert [*cached] == [("a", "large")]
+    for number in range(20):
+        assert text(await read(log, f"s{number}")) == "a" + "b" * 500
 
 
-def test_what_is_in_memory_is_not_read_again(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
-        await three_turns(log)
-        sqlite(tmp_path / "log.sqlite", "UPDATE turns SET checksum = x''")
-        assert text(await read(log)) == "abcdefghijkl"
-
-    with_log(tmp_path / "log.sqlite", scenario)
+async def test_what_is_in_memory_is_not_read_again(tmp_path: Path, log: SessionLog) -> None:
+    await three_turns(log)
+    sqlite(tmp_path / "log.sqlite", "UPDATE turns SET checksum = x''")
+    assert text(await read(log)) == "abcdefghijkl"

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from log_kit import Where, as_format_8, sqlite, turn, with_log, with_logs
+from log_kit import Where, as_format_8, opened, sqlite, turn
 
 from server.log.database import LogFull
 from server.log.session_log import SessionLog
@@ -24,8 +24,8 @@ async def told(log: SessionLog, tenant: str = "a") -> dict[str, Spent]:
     return {place.key: spent for place, spent in days}
 
 
-def test_usage_is_added_up_by_key_and_outlives_the_server(where: Where) -> None:
-    async def first(log: SessionLog) -> None:
+async def test_usage_is_added_up_by_key_and_outlives_the_server(where: Where) -> None:
+    async with opened(where) as log:
         log.usage.add("a", "k", ONE)
         log.usage.add("a", "k", ONE)
         log.usage.add("a", "l", ONE)
@@ -34,38 +34,29 @@ def test_usage_is_added_up_by_key_and_outlives_the_server(where: Where) -> None:
         assert await told(log, "b") == {"k": ONE}
         assert await told(log, "c") == {}
         log.usage.add("a", "k", ONE)  # written when the log is closed
-
-    with_log(where, first)
-
-    async def again(log: SessionLog) -> None:
+    async with opened(where) as log:
         assert (await told(log))["k"] == Spent(3, 30, 60, 15, 1.5)
 
-    with_log(where, again)
 
-
-def test_usage_is_written_without_being_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_is_written_without_being_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.log.usage_rows.WRITE_SECONDS", 0.01)
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         log.usage.add("a", "k", ONE)
         await asyncio.sleep(0.1)
         assert sqlite(tmp_path / "log.sqlite", "SELECT requests, seconds FROM key_usage") == [(1, 0.5)]
 
-    with_log(tmp_path / "log.sqlite", scenario)
 
-
-def test_servers_of_one_log_add_to_the_same_rows(where: Where) -> None:
-    async def scenario(one: SessionLog, two: SessionLog) -> None:
+async def test_servers_of_one_log_add_to_the_same_rows(where: Where) -> None:
+    async with opened(where) as one, opened(where) as two:
         for log in (one, two, one):
             log.usage.add("a", "k", ONE)
             await told(log)
         assert (await told(two))["k"].requests == 3
 
-    with_logs(where, 2, scenario)
 
+async def test_usage_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
 
-def test_usage_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(log: SessionLog) -> None:
         def full(_: object) -> None:
             raise LogFull("no room")
 
@@ -76,50 +67,38 @@ def test_usage_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypat
         log.usage.add("a", "k", ONE)
         assert (await told(log))["k"].requests == 2
 
-    with_log(tmp_path / "log.sqlite", scenario)
 
-
-def test_only_the_days_that_are_asked_for_are_told(tmp_path: Path) -> None:
+async def test_only_the_days_that_are_asked_for_are_told(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b"))
+    async with opened(path) as log:
+        await turn(log, "s", "a", "b")
     days = ["2026-01-30", "2026-01-31", "2026-02-01"]
     values = ", ".join(f"('a', 'k', '{day}', 1, 2, 3, 4, 5)" for day in days)
     sqlite(path, f"INSERT INTO key_usage VALUES {values}")
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         found = await log.usage.days("a", "2026-01-31", "2026-02-01")
         assert found == [(DayOfKey("a", "k", day), Spent(1, 2, 3, 4, 5)) for day in days[1:]]
 
-    with_log(path, scenario)
 
-
-def test_a_log_of_format_8_is_upgraded(tmp_path: Path) -> None:
+async def test_a_log_of_format_8_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b"))
+    async with opened(path) as log:
+        await turn(log, "s", "a", "b")
     as_format_8(path)
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is None
         log.usage.add("a", "k", ONE)
         assert (await told(log))["k"] == ONE
-
-    with_log(path, scenario)
     assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
 
 
-def test_usage_is_salvaged(tmp_path: Path) -> None:
+async def test_usage_is_salvaged(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def fill(log: SessionLog) -> None:
+    async with opened(path) as log:
         await turn(log, "s", "a", "b")
         log.usage.add("a", "k", ONE._replace(seconds=2.0))
-
-    with_log(path, fill)
     with path.open("r+b") as file:
         file.write(bytes(4096))  # the schema, and where every table begins
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert (await told(log))["k"] == ONE._replace(seconds=2.0)
-
-    with_log(path, scenario)

@@ -429,18 +429,15 @@ async def test_a_model_of_another_kind_is_not_loaded_for_a_refusal(site: ModelSi
     assert site.models.get("b").users == 0
 
 
-def test_a_key_for_other_models_does_not_reach_one_that_embeds(tmp_path: Path) -> None:
-    async def within() -> None:
-        text, entry = new_key("ann", None, None, ["a"])
-        write_keys(tmp_path / "keys.json", [entry])
-        keys = KeyFile(tmp_path / "keys.json")
-        async with model_site("a", "b", facts={"b": EMBEDDER}, key_file=keys) as site:
-            headers = {"authorization": f"Bearer {text}"}
-            answer = await site.http.post("/v1/embeddings", json={"model": "b", "input": "x"}, headers=headers)
-            assert answer.status_code == 404
-            assert site.events == ["load a"]
-
-    asyncio.run(within())
+async def test_a_key_for_other_models_does_not_reach_one_that_embeds(tmp_path: Path) -> None:
+    text, entry = new_key("ann", None, None, ["a"])
+    write_keys(tmp_path / "keys.json", [entry])
+    keys = KeyFile(tmp_path / "keys.json")
+    async with model_site("a", "b", facts={"b": EMBEDDER}, key_file=keys) as site:
+        headers = {"authorization": f"Bearer {text}"}
+        answer = await site.http.post("/v1/embeddings", json={"model": "b", "input": "x"}, headers=headers)
+        assert answer.status_code == 404
+        assert site.events == ["load a"]
 
 
 @with_models("a", "b", facts={"b": EMBEDDER}, any_model=True)

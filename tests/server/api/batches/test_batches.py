@@ -290,48 +290,44 @@ def prompts(made: Site) -> Counter[bytes]:
     return Counter(submit.prompt for submit in made.engine.submitted)
 
 
-def test_a_batch_goes_on_after_a_restart_and_nothing_is_lost_or_done_twice(
+async def test_a_batch_goes_on_after_a_restart_and_nothing_is_lost_or_done_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_runner, "AT_ONCE", 2)
     lines = [line(f"{n}", messages=[{"role": "user", "content": f"Number {n}"}]) for n in range(6)]
     lines.insert(3, b"bad\n")
+    async with life(tmp_path) as made:
+        runner = made.app.state.batches
+        ask, answers = runner._ask, 0
 
-    async def scenario() -> None:
-        async with life(tmp_path) as made:
-            runner = made.app.state.batches
-            ask, answers = runner._ask, 0
+        async def stopping(*given: Any) -> Any:
+            """Three answers, and no more."""
+            nonlocal answers
+            answers += 1
+            return await (ask(*given) if answers <= 3 else asyncio.Event().wait())
 
-            async def stopping(*given: Any) -> Any:
-                """Three answers, and no more."""
-                nonlocal answers
-                answers += 1
-                return await (ask(*given) if answers <= 3 else asyncio.Event().wait())
-
-            runner._ask = stopping
-            batch = await begin(made, *lines)
-            while (await until(made, batch, "validating", "in_progress"))["request_counts"]["completed"] < 3:
-                await asyncio.sleep(0.01)
-        record = folder_record(tmp_path, batch["id"])
-        assert record.status == "in_progress"
-        written = tmp_path / "batches" / f"{batch['id']}.output"
-        done = {json.loads(one)["custom_id"] for one in written.read_bytes().splitlines()}
-        assert len(done) == 3
-        with written.open("ab") as journal:
-            journal.write(b'{"id": "batch_req_1_7", "cust')  # kill -9 in the middle of a write
-        async with life(tmp_path) as made:
-            batch = await until(made, batch)
-            assert batch["request_counts"] == {"total": 7, "completed": 6, "failed": 1}
-            assert {*await results(made, batch["output_file_id"])} == {f"{n}" for n in range(6)}
-            assert {*await results(made, batch["error_file_id"])} == {None}
-            assert len(prompts(made)) == 6 - len(done)
-            assert set(prompts(made).values()) == {1}
-        async with life(tmp_path) as made:
-            assert (await until(made, batch)) == batch
-            await asyncio.sleep(0.05)
-            assert not made.engine.submitted
-
-    asyncio.run(scenario())
+        runner._ask = stopping
+        batch = await begin(made, *lines)
+        while (await until(made, batch, "validating", "in_progress"))["request_counts"]["completed"] < 3:
+            await asyncio.sleep(0.01)
+    record = folder_record(tmp_path, batch["id"])
+    assert record.status == "in_progress"
+    written = tmp_path / "batches" / f"{batch['id']}.output"
+    done = {json.loads(one)["custom_id"] for one in written.read_bytes().splitlines()}
+    assert len(done) == 3
+    with written.open("ab") as journal:
+        journal.write(b'{"id": "batch_req_1_7", "cust')  # kill -9 in the middle of a write
+    async with life(tmp_path) as made:
+        batch = await until(made, batch)
+        assert batch["request_counts"] == {"total": 7, "completed": 6, "failed": 1}
+        assert {*await results(made, batch["output_file_id"])} == {f"{n}" for n in range(6)}
+        assert {*await results(made, batch["error_file_id"])} == {None}
+        assert len(prompts(made)) == 6 - len(done)
+        assert set(prompts(made).values()) == {1}
+    async with life(tmp_path) as made:
+        assert (await until(made, batch)) == batch
+        await asyncio.sleep(0.05)
+        assert not made.engine.submitted
 
 
 def folder_record(folder: Path, id: str) -> BatchRecord:
@@ -339,30 +335,27 @@ def folder_record(folder: Path, id: str) -> BatchRecord:
     return msgspec.json.decode((folder / "batches" / f"{id}.json").read_bytes(), type=BatchRecord)
 
 
-def test_a_server_that_dies_while_it_publishes_the_results_publishes_them_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with life(tmp_path) as made:
-            batch = await begin(made, line("a"))
-            put, runner = made.app.state.batches.records.put, made.app.state.batches
+async def test_a_server_that_dies_while_it_publishes_the_results_publishes_them_once(tmp_path: Path) -> None:
+    async with life(tmp_path) as made:
+        batch = await begin(made, line("a"))
+        put, runner = made.app.state.batches.records.put, made.app.state.batches
 
-            def dying(record: BatchRecord) -> None:
-                if record.status == "completed":
-                    raise OSError(5, "as if it were dead")
-                put(record)
+        def dying(record: BatchRecord) -> None:
+            if record.status == "completed":
+                raise OSError(5, "as if it were dead")
+            put(record)
 
-            runner.records.put = dying
-            await until(made, batch, "finalizing")
-            while not runner.files.of_tenant("default")[1:]:  # the output is there already
-                await asyncio.sleep(0.01)
-        assert folder_record(tmp_path, batch["id"]).ending == "completed"
-        async with life(tmp_path) as made:
-            batch = await until(made, batch)
-            assert {*await results(made, batch["output_file_id"])} == {"a"}
-            assert not made.engine.submitted
-            assert len((await made.http.get("/v1/files")).json()["data"]) == 2
-            assert sorted(path.suffix for path in (tmp_path / "batches").iterdir()) == [".json"]
-
-    asyncio.run(scenario())
+        runner.records.put = dying
+        await until(made, batch, "finalizing")
+        while not runner.files.of_tenant("default")[1:]:  # the output is there already
+            await asyncio.sleep(0.01)
+    assert folder_record(tmp_path, batch["id"]).ending == "completed"
+    async with life(tmp_path) as made:
+        batch = await until(made, batch)
+        assert {*await results(made, batch["output_file_id"])} == {"a"}
+        assert not made.engine.submitted
+        assert len((await made.http.get("/v1/files")).json()["data"]) == 2
+        assert sorted(path.suffix for path in (tmp_path / "batches").iterdir()) == [".json"]
 
 
 @served()
@@ -388,25 +381,21 @@ async def test_a_turn_of_a_session_that_was_committed_before_the_crash_is_not_ru
     assert len(site.engine.submitted) == 1
 
 
-def test_a_batch_ends_with_its_key(tmp_path: Path) -> None:
+async def test_a_batch_ends_with_its_key(tmp_path: Path) -> None:
     (key, entry), (_, other) = new_key("ann", None, None), new_key("ann", None, None)
     write_keys(tmp_path / "keys.json", [entry, other])
-
-    async def scenario() -> None:
-        headers = {"authorization": f"Bearer {key}"}
-        file = KeyFile(tmp_path / "keys.json")
-        async with site(key_file=file) as made:
-            batch = await begin(made, line("a"), headers=headers)
-            write_keys(tmp_path / "keys.json", [other])
-            file._looked -= 10
-            assert made.app.state.batches._find_key("ann", entry.id) is None
-            begin_batches(made.app)
-            while not (record := made.app.state.batches.records.get("ann", batch["id"])).is_over:
-                await asyncio.sleep(0.01)
-            assert (record.status, record.faults[0].code) == ("failed", "key_revoked")
-            assert not made.engine.submitted
-
-    asyncio.run(scenario())
+    headers = {"authorization": f"Bearer {key}"}
+    file = KeyFile(tmp_path / "keys.json")
+    async with site(key_file=file) as made:
+        batch = await begin(made, line("a"), headers=headers)
+        write_keys(tmp_path / "keys.json", [other])
+        file._looked -= 10
+        assert made.app.state.batches._find_key("ann", entry.id) is None
+        begin_batches(made.app)
+        while not (record := made.app.state.batches.records.get("ann", batch["id"])).is_over:
+            await asyncio.sleep(0.01)
+        assert (record.status, record.faults[0].code) == ("failed", "key_revoked")
+        assert not made.engine.submitted
 
 
 @served()

@@ -128,21 +128,17 @@ async def test_an_expired_file_is_gone(made: Site, monkeypatch: pytest.MonkeyPat
     assert [one.id for one in made.app.state.batches.files.expired()] == [file["id"]]
 
 
-def test_files_count_as_bytes_of_their_tenant(tmp_path: Path) -> None:
+async def test_files_count_as_bytes_of_their_tenant(tmp_path: Path) -> None:
     (ann, entry), (bob, other) = new_key("ann", None, None, max_bytes=5000), new_key("bob", None, None)
     write_keys(tmp_path / "keys.json", [entry, other])
-
-    async def run() -> None:
-        async with site(key_file=KeyFile(tmp_path / "keys.json")) as made:
-            keys = [{"authorization": f"Bearer {key}"} for key in (ann, bob)]
-            assert (await upload_file(made, bytes(4000), keys[0])).status_code == 200
-            refused = await upload_file(made, bytes(4000), keys[0])
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
-            assert (await upload_file(made, bytes(4000), keys[1])).status_code == 200
-            assert (await made.http.get("/v1/usage", headers=keys[0])).json()["kept"]["bytes"] == 4000
-            assert (await made.chat(headers=keys[0], session_id="s")).status_code == 200
-
-    asyncio.run(run())
+    async with site(key_file=KeyFile(tmp_path / "keys.json")) as made:
+        keys = [{"authorization": f"Bearer {key}"} for key in (ann, bob)]
+        assert (await upload_file(made, bytes(4000), keys[0])).status_code == 200
+        refused = await upload_file(made, bytes(4000), keys[0])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert (await upload_file(made, bytes(4000), keys[1])).status_code == 200
+        assert (await made.http.get("/v1/usage", headers=keys[0])).json()["kept"]["bytes"] == 4000
+        assert (await made.chat(headers=keys[0], session_id="s")).status_code == 200
 
 
 def test_files_outlive_the_server_and_halves_do_not(tmp_path: Path) -> None:

@@ -197,28 +197,22 @@ async def test_a_client_that_leaves_takes_its_request_along(site: Site) -> None:
     assert site.engine.cancelled == ["pool"]
 
 
-def test_without_a_key_there_is_none() -> None:
-    async def within() -> None:
-        async with site(KEYS) as made:
-            made.engine.facts = EMBEDDING
-            assert (await embed(made, "Hello")).status_code == 401
-
-    asyncio.run(within())
+async def test_without_a_key_there_is_none() -> None:
+    async with site(KEYS) as made:
+        made.engine.facts = EMBEDDING
+        assert (await embed(made, "Hello")).status_code == 401
 
 
-def test_limits_of_a_key_hold_for_embeddings_too(tmp_path: Path) -> None:
-    async def within() -> None:
-        few, entry = new_key("ann", 1, None)
-        short, other = new_key("bob", None, 3)
-        write_keys(tmp_path / "keys.json", [entry, other])
-        async with site(key_file=KeyFile(tmp_path / "keys.json")) as made:
-            made.engine.facts = EMBEDDING
-            for key in (few, short):
-                made.http.headers["authorization"] = f"Bearer {key}"
-                assert (await embed(made, "Hello there, friend")).status_code == 200
-                refused = await embed(made, "Hello")
-                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-                assert int(refused.headers["retry-after"]) > 0
-            assert len(made.engine.pooled) == 2
-
-    asyncio.run(within())
+async def test_limits_of_a_key_hold_for_embeddings_too(tmp_path: Path) -> None:
+    few, entry = new_key("ann", 1, None)
+    short, other = new_key("bob", None, 3)
+    write_keys(tmp_path / "keys.json", [entry, other])
+    async with site(key_file=KeyFile(tmp_path / "keys.json")) as made:
+        made.engine.facts = EMBEDDING
+        for key in (few, short):
+            made.http.headers["authorization"] = f"Bearer {key}"
+            assert (await embed(made, "Hello there, friend")).status_code == 200
+            refused = await embed(made, "Hello")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert int(refused.headers["retry-after"]) > 0
+        assert len(made.engine.pooled) == 2

@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 from http_context import HELLO, HOST, Site, events, served
-from log_kit import Where, turn, with_log
+from log_kit import Where, opened, turn, with_log
 
 from server.log.chat_rows import parse_chat_id, row_of
 from server.log.response_rows import TurnExtras
@@ -266,41 +266,35 @@ def test_they_survive_a_restart(where: Where) -> None:
         with_log(where, scenario)
 
 
-def test_a_filter_looks_through_all_of_them(where: Where) -> None:
+async def test_a_filter_looks_through_all_of_them(log: SessionLog) -> None:
     """More than are looked at in one transaction, in one second, of two sessions."""
     ids = [f"chatcmpl-{'st'[number % 2]}-{number:024x}" for number in range(230)]
-
-    async def scenario(log: SessionLog) -> None:
-        for number, id in enumerate(ids):
-            wanted = {"wanted": "yes"} if number in (3, 120, 228, 229) else {}
-            await turn(log, "st"[number % 2], "a", "b", extras=beside(id, number // 2, metadata=wanted))
-        for descending in (False, True):
-            order = [ids[number] for number in (3, 120, 228, 229)][:: -1 if descending else 1]
-            got, after = [], None
-            while True:
-                page = await log.chats.page(
-                    "a", limit=1, after=after, descending=descending, model="demo", metadata={"wanted": "yes"}
-                )
-                assert page is not None
-                got += [after := chat.body["id"] for chat in page[0]]
-                if not page[1]:
-                    break
-            assert got == order
-
-    with_log(where, scenario)
+    for number, id in enumerate(ids):
+        wanted = {"wanted": "yes"} if number in (3, 120, 228, 229) else {}
+        await turn(log, "st"[number % 2], "a", "b", extras=beside(id, number // 2, metadata=wanted))
+    for descending in (False, True):
+        order = [ids[number] for number in (3, 120, 228, 229)][:: -1 if descending else 1]
+        got, after = [], None
+        while True:
+            page = await log.chats.page(
+                "a", limit=1, after=after, descending=descending, model="demo", metadata={"wanted": "yes"}
+            )
+            assert page is not None
+            got += [after := chat.body["id"] for chat in page[0]]
+            if not page[1]:
+                break
+        assert got == order
 
 
-def test_one_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+async def test_one_that_is_damaged_is_left_out(tmp_path: Path) -> None:
     path, id = tmp_path / "log.sqlite", str(BODY["id"])
-    with_log(path, lambda log: turn(log, "s", "a", "b", extras=beside(id)))
+    async with opened(path) as log:
+        await turn(log, "s", "a", "b", extras=beside(id))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE responses SET body = '{}'")
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert await log.chats.get("a", id) is None
         assert await log.chats.page("a", limit=9, after=None, descending=False, model=None, metadata={}) == ([], False)
-
-    with_log(path, scenario)
 
 
 def test_a_log_of_format_5_gets_its_index(tmp_path: Path) -> None:

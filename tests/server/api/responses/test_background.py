@@ -279,30 +279,25 @@ async def test_only_what_runs_on_its_own_is_cancelled_or_followed(site: Site) ->
         assert not faults("ErrorResponse", answer.json())
 
 
-def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
+async def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
     told = [b"event: e\ndata: %d\n\n" % number for number in range(3 * CHUNK + 5)]
-
-    async def scenario() -> None:
-        recording = EventRecording()
-        for event in told[: CHUNK + 3]:
-            recording.add(event)
-        readers = [
-            asyncio.create_task(gathered(recording, start))
-            for start in (0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 1, 3 * CHUNK)
-        ]
-        await asyncio.sleep(0)
-        for event in told[CHUNK + 3 :]:
-            recording.add(event)
-            if event == told[2 * CHUNK]:
-                await asyncio.sleep(0)
-        recording.end()
-        for start, reader in zip((0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 1, 3 * CHUNK), readers, strict=True):
-            assert await reader == told[start:]
-        assert await gathered(recording, len(told) + 9) == []
-        for start in (0, 5, 2 * CHUNK, len(told)):
-            assert read_recording(recording.whole([b"event: last\n\n"]), start) == [*told, b"event: last\n\n"][start:]
-
-    asyncio.run(scenario())
+    recording = EventRecording()
+    for event in told[: CHUNK + 3]:
+        recording.add(event)
+    readers = [
+        asyncio.create_task(gathered(recording, start)) for start in (0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 1, 3 * CHUNK)
+    ]
+    await asyncio.sleep(0)
+    for event in told[CHUNK + 3 :]:
+        recording.add(event)
+        if event == told[2 * CHUNK]:
+            await asyncio.sleep(0)
+    recording.end()
+    for start, reader in zip((0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 1, 3 * CHUNK), readers, strict=True):
+        assert await reader == told[start:]
+    assert await gathered(recording, len(told) + 9) == []
+    for start in (0, 5, 2 * CHUNK, len(told)):
+        assert read_recording(recording.whole([b"event: last\n\n"]), start) == [*told, b"event: last\n\n"][start:]
 
 
 async def gathered(recording: EventRecording, start: int) -> list[bytes]:

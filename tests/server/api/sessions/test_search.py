@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -115,49 +114,41 @@ async def similar(site: Site, query: str, user: str = "ann") -> Any:
     return answer.json()
 
 
-def test_sessions_are_found_by_meaning(where: Where) -> None:
+async def test_sessions_are_found_by_meaning(where: Where) -> None:
     """Vectors are made once, kept in the log for their tenant, made anew after a turn and for another model, and
     deleted with the session."""
-
-    async def scenario() -> None:
-        async with with_embedder(where) as made:
-            found = await similar(made, "The moon is far.")
-            assert (found["model"], found["pending"]) == ("demo", False)
-            assert {one["session"]["id"] for one in found["data"]} == {"moon", "cat"}
-            query, *rows = (np.array(vector_of(one, 8)) for one in made.engine.pooled[-1][1])
-            scores = {"cat": query @ rows[0], "moon": query @ rows[1]}  # the one used last is made first
-            best = sorted(scores, key=lambda name: -scores[name])
-            assert [one["session"]["id"] for one in found["data"]] == best
-            assert [one["score"] for one in found["data"]] == pytest.approx([scores[name] for name in best], abs=1e-5)
-            assert [(tenant, len(inputs)) for tenant, inputs in made.engine.pooled] == [("ann", 3)]
-            await similar(made, "A cat sat on it.")
-            assert len(made.engine.pooled[-1][1]) == 1  # the query alone
-            assert await made.log.vectors.of("bob", EMBEDDING.fingerprint) == []
-            edited = {"content": "The sun is far."}
-            await made.http.put("/v1/sessions/moon/messages/0", json=edited, headers=as_user("ann"))
-            await similar(made, "sun")
-            assert len(made.engine.pooled[-1][1]) == 2
-            await made.http.delete("/v1/sessions/cat", headers=as_user("ann"))
-            assert [one["session"]["id"] for one in (await similar(made, "cat"))["data"]] == ["moon"]
-            made.engine.facts = structs.replace(EMBEDDING, fingerprint="another")
-            await similar(made, "sun")
-            assert len(made.engine.pooled[-1][1]) == 2
-            assert await made.log.vectors.of("ann", EMBEDDING.fingerprint) == []
-            used = await made.http.get("/v1/usage", headers=as_user("bob"))
-            assert used.json()["data"] == []
-
-    asyncio.run(scenario())
+    async with with_embedder(where) as made:
+        found = await similar(made, "The moon is far.")
+        assert (found["model"], found["pending"]) == ("demo", False)
+        assert {one["session"]["id"] for one in found["data"]} == {"moon", "cat"}
+        query, *rows = (np.array(vector_of(one, 8)) for one in made.engine.pooled[-1][1])
+        scores = {"cat": query @ rows[0], "moon": query @ rows[1]}  # the one used last is made first
+        best = sorted(scores, key=lambda name: -scores[name])
+        assert [one["session"]["id"] for one in found["data"]] == best
+        assert [one["score"] for one in found["data"]] == pytest.approx([scores[name] for name in best], abs=1e-5)
+        assert [(tenant, len(inputs)) for tenant, inputs in made.engine.pooled] == [("ann", 3)]
+        await similar(made, "A cat sat on it.")
+        assert len(made.engine.pooled[-1][1]) == 1  # the query alone
+        assert await made.log.vectors.of("bob", EMBEDDING.fingerprint) == []
+        edited = {"content": "The sun is far."}
+        await made.http.put("/v1/sessions/moon/messages/0", json=edited, headers=as_user("ann"))
+        await similar(made, "sun")
+        assert len(made.engine.pooled[-1][1]) == 2
+        await made.http.delete("/v1/sessions/cat", headers=as_user("ann"))
+        assert [one["session"]["id"] for one in (await similar(made, "cat"))["data"]] == ["moon"]
+        made.engine.facts = structs.replace(EMBEDDING, fingerprint="another")
+        await similar(made, "sun")
+        assert len(made.engine.pooled[-1][1]) == 2
+        assert await made.log.vectors.of("ann", EMBEDDING.fingerprint) == []
+        used = await made.http.get("/v1/usage", headers=as_user("bob"))
+        assert used.json()["data"] == []
 
 
-def test_what_one_search_embeds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_one_search_embeds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similar_routes, "BUDGET", 1)
-
-    async def scenario() -> None:
-        async with with_embedder() as made:
-            assert [(await similar(made, "moon"))["pending"] for _ in range(4)] == [True, True, False, False]
-            assert [len(inputs) for _, inputs in made.engine.pooled] == [1, 2, 2, 1]  # the newest said nothing
-
-    asyncio.run(scenario())
+    async with with_embedder() as made:
+        assert [(await similar(made, "moon"))["pending"] for _ in range(4)] == [True, True, False, False]
+        assert [len(inputs) for _, inputs in made.engine.pooled] == [1, 2, 2, 1]  # the newest said nothing
 
 
 @served()

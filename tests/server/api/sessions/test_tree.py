@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_context import Site, served
-from log_kit import as_format_4, read, sqlite, turn, with_log
+from log_kit import as_format_4, opened, read, sqlite, turn
 
 from server.api.sessions.objects import turn_objects
 from server.log.database import SessionDamaged
@@ -95,12 +95,12 @@ async def two_turns(log: SessionLog) -> None:
     await log.delete("a", "gone")
 
 
-def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path) -> None:
+async def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, two_turns)
+    async with opened(path) as log:
+        await two_turns(log)
     as_format_4(path)
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert await log.tombstones() == {("a", "gone"): 0}
         await log.swept("a", "gone", 0)
         assert await log.tombstones() == {}
@@ -108,50 +108,42 @@ def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path
         await log.fork("a", "s", "t")
         for name in ("s", "t"):
             assert [turn.receipt for turn in (await read(log, name)).turns] == [None, None, '{"new": 1}']
-
-    with_log(path, scenario)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version FROM log_format").fetchone() == (FORMAT,)
         indexes = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'responses%' AND type = 'index'")
         assert sorted(indexes.fetchall()) == [("responses_chats",), ("responses_running",)]
-    with_log(path, lambda log: read(log))
+    async with opened(path) as log:
+        await read(log)
 
 
-def test_rows_of_format_4_are_salvaged_beside_those_of_format_5(tmp_path: Path) -> None:
+async def test_rows_of_format_4_are_salvaged_beside_those_of_format_5(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, two_turns)
+    async with opened(path) as log:
+        await two_turns(log)
     as_format_4(path)
-
-    async def goes_on(log: SessionLog) -> None:
+    async with opened(path) as log:
         await turn(log, "s", "i", "jkl", receipt='{"new": 1}')
         await turn(log, "gone too", "a", "b")
         await log.delete("a", "gone too")
-
-    with_log(path, goes_on)
     data = bytearray(path.read_bytes())
     data[:16] = b"not a database.."
     path.write_bytes(data)
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert (log.salvage.whole, log.salvage.refused) == (1, 0)
         assert {*await log.tombstones()} == {("a", "gone"), ("a", "gone too")}
         assert [turn.receipt for turn in (await read(log)).turns] == [None, None, '{"new": 1}']
 
-    with_log(path, scenario)
-
 
 @pytest.mark.parametrize("receipt", ["NULL", "'{\"new\": 2}'", "x'00'", "7"])
-def test_a_receipt_that_is_not_the_one_that_was_kept_is_damage(tmp_path: Path, receipt: str) -> None:
+async def test_a_receipt_that_is_not_the_one_that_was_kept_is_damage(tmp_path: Path, receipt: str) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b", receipt='{"new": 1}'))
+    async with opened(path) as log:
+        await turn(log, "s", "a", "b", receipt='{"new": 1}')
     sqlite(path, f"UPDATE turns SET receipt = {receipt}")
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         with pytest.raises(SessionDamaged):
             await log.get("a", "s")
-
-    with_log(path, scenario)
 
 
 # --- trees --------------------------------------------------------------------------------------------------
@@ -230,8 +222,8 @@ async def test_another_tenants_tree_is_not_there(site: Site) -> None:
     assert len((await get(site, "s/tree", headers=ANN))["data"]) == 1
 
 
-def test_a_large_family_is_told_in_part_and_bounded(tmp_path: Path) -> None:
-    async def scenario(log: SessionLog) -> None:
+async def test_a_large_family_is_told_in_part_and_bounded(tmp_path: Path) -> None:
+    async with opened(tmp_path / "log.sqlite") as log:
         await turn(log, "s", "a", "b")
         for number in range(MOST_RELATIVES + 5):
             await log.fork("a", "s", f"f{number}")
@@ -240,8 +232,6 @@ def test_a_large_family_is_told_in_part_and_bounded(tmp_path: Path) -> None:
         assert family.members[0].id == "s"
         with pytest.raises(UnknownSession):
             await log.family("b", "s")
-
-    with_log(tmp_path / "log.sqlite", scenario)
 
 
 @served()

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from log_kit import read, text, texts, three_turns, turn, user, with_log
+from log_kit import opened, read, text, texts, three_turns, turn, user, with_log
 from prometheus_client import generate_latest
 
 from server.log.database import LogUnavailable, SessionDamaged
@@ -40,17 +40,14 @@ async def fill(log: SessionLog) -> None:
         await turn(log, f"long{number}", "e", "f" * 100)
 
 
-def folder_of(tmp_path: Path, killed: bool = False) -> Path:
+async def folder_of(tmp_path: Path, killed: bool = False) -> Path:
     """A folder with such a log, closed or as kill -9 leaves it."""
     path = tmp_path / "pristine" / "log.sqlite"
     path.parent.mkdir()
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         await fill(log)
         if killed:
             shutil.copytree(path.parent, tmp_path / "killed")
-
-    with_log(path, scenario)
     return tmp_path / "killed" if killed else path.parent
 
 
@@ -72,16 +69,9 @@ async def told(log: SessionLog) -> dict[str, object]:
     return found
 
 
-def reopened(path: Path) -> tuple[dict[str, object], SessionLog]:
-    found: dict[str, object] = {}
-    logs = []
-
-    async def scenario(log: SessionLog) -> None:
-        logs.append(log)
-        found.update(await told(log))
-
-    with_log(path, scenario)
-    return found, logs[0]
+async def reopened(path: Path) -> tuple[dict[str, object], SessionLog]:
+    async with opened(path) as log:
+        return await told(log), log
 
 
 def pages(path: Path) -> range:
@@ -98,9 +88,9 @@ EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.s
 
 
 @EVERY
-def test_whatever_page_is_lost_no_session_is_wrong_or_shorter(tmp_path: Path, every: int) -> None:
-    source = folder_of(tmp_path)
-    truth, log = reopened(source / "log.sqlite")
+async def test_whatever_page_is_lost_no_session_is_wrong_or_shorter(tmp_path: Path, every: int) -> None:
+    source = await folder_of(tmp_path)
+    truth, log = await reopened(source / "log.sqlite")
     assert (log.salvage, log.older) == (None, False)
     assert len(truth) == len(NAMES)
     refused, missing = set(), set()
@@ -109,7 +99,7 @@ def test_whatever_page_is_lost_no_session_is_wrong_or_shorter(tmp_path: Path, ev
         shutil.copytree(source, folder)
         zero(folder / "log.sqlite", page)
         damaged = (folder / "log.sqlite").read_bytes()
-        found, log = reopened(folder / "log.sqlite")
+        found, log = await reopened(folder / "log.sqlite")
         if log.salvage is None:  # part of a long row, which has a checksum, or of the search index, which is made anew
             assert [found[name] for name in truth if found[name] != truth[name]] in (["refused"], []), page
             continue
@@ -122,25 +112,24 @@ def test_whatever_page_is_lost_no_session_is_wrong_or_shorter(tmp_path: Path, ev
         assert len(lost) <= log.salvage.nameless, page
         counts = [*found.values()].count("refused"), len(found) - [*found.values()].count("refused")
         assert counts == (log.salvage.refused, log.salvage.whole)
-        again, log = reopened(folder / "log.sqlite")  # a log like any other
+        again, log = await reopened(folder / "log.sqlite")  # a log like any other
         assert again == found
         assert (log.salvage, log.older) == (None, False)
     assert refused
     assert not missing  # what the table has lost, its index knows
 
 
-def test_a_session_that_is_refused_can_be_listed_and_deleted_and_begins_anew(tmp_path: Path) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
+async def test_a_session_that_is_refused_can_be_listed_and_deleted_and_begins_anew(tmp_path: Path) -> None:
+    path = (await folder_of(tmp_path)) / "log.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'turns'").fetchone()
     zero(path, page - 1)  # interior: still every row is found
-    found, _ = reopened(path)
+    found, _ = await reopened(path)
     assert "refused" not in found.values()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DELETE FROM turns WHERE number = 2 AND session_id = 2")
         connection.commit()
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         (name,) = [name for name, state in (await told(log)).items() if state == "refused"]
         for verb in (
             lambda: turn(log, name, "x", "y"),
@@ -155,15 +144,12 @@ def test_a_session_that_is_refused_can_be_listed_and_deleted_and_begins_anew(tmp
         await turn(log, name, "x", "y")
         assert text(await read(log, name)) == "xy"
 
-    with_log(path, scenario)
 
-
-def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
-    truth, _ = reopened(path)
+async def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
+    path = (await folder_of(tmp_path)) / "log.sqlite"
+    truth, _ = await reopened(path)
     zero(path, 0)  # the schema, and where every table begins
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         assert log.salvage is not None
         assert (log.salvage.whole, log.salvage.refused) == (len(NAMES), 0)
         assert await told(log) == truth
@@ -173,16 +159,13 @@ def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
         assert [*await log.tombstones()] == [("a", "gone")]
         assert await log.find_pinned(0.0) == [("b", "facts", 2**31)]
 
-    with_log(path, scenario)
 
-
-def test_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
+async def test_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
     """Also where the page of the table is an old one: the tombstone is newer."""
     folder = tmp_path / "data"
     folder.mkdir()
     path = folder / "log.sqlite"
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         await turn(log, "gone", "a", "secret")
         await turn(log, "kept", "a", "b")
         with closing(sqlite3.connect(path)) as connection:
@@ -190,8 +173,6 @@ def test_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
         log._database.wipe = lambda: None  # type: ignore[method-assign]
         await log.delete("a", "gone")
         shutil.copytree(folder, tmp_path / "killed")
-
-    with_log(path, scenario)
     with closing(sqlite3.connect(path)) as connection:
         (stones,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tombstones'").fetchone()
     wal = tmp_path / "killed" / "log.sqlite-wal"
@@ -200,14 +181,11 @@ def test_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
         if int.from_bytes(data[at : at + 4], "big") != stones:
             data[at + 100] ^= 1
     wal.write_bytes(data)
-
-    async def look(log: SessionLog) -> None:
+    async with opened(tmp_path / "killed" / "log.sqlite") as log:
         assert log.salvage is not None
         with pytest.raises(SessionDamaged):
             await log.get("a", "gone")
         assert text(await read(log, "kept")) == "ab"
-
-    with_log(tmp_path / "killed" / "log.sqlite", look)
     assert b"secret" not in (tmp_path / "killed" / "log.sqlite").read_bytes()
 
 
@@ -230,9 +208,9 @@ def flip(path: Path, at: int) -> None:
 
 
 @EVERY
-def test_a_damaged_frame_does_not_take_along_what_follows(tmp_path: Path, every: int) -> None:
-    source = folder_of(tmp_path, killed=True)
-    truth, log = reopened(shutil.copytree(source, tmp_path / "whole") / "log.sqlite")
+async def test_a_damaged_frame_does_not_take_along_what_follows(tmp_path: Path, every: int) -> None:
+    source = await folder_of(tmp_path, killed=True)
+    truth, log = await reopened(shutil.copytree(source, tmp_path / "whole") / "log.sqlite")
     assert log.salvage is None
     frames = frames_of(source / "log.sqlite-wal")
     for number, at in enumerate(frames):
@@ -243,7 +221,7 @@ def test_a_damaged_frame_does_not_take_along_what_follows(tmp_path: Path, every:
             flip(folder / "log.sqlite-wal", at + offset)
             if offset == 12:  # nothing beside it tells that it was committed
                 (folder / "log.sqlite-shm").unlink()
-            found, log = reopened(folder / "log.sqlite")
+            found, log = await reopened(folder / "log.sqlite")
             shutil.rmtree(folder)
             if log.salvage is None:  # as if it had not been written out
                 assert (number, offset) == (len(frames) - 1, 12)
@@ -254,59 +232,64 @@ def test_a_damaged_frame_does_not_take_along_what_follows(tmp_path: Path, every:
 
 
 @pytest.mark.parametrize("frames", [-1, 0, 1, 3])
-def test_a_log_whose_end_is_missing_says_so(tmp_path: Path, frames: int, caplog: pytest.LogCaptureFixture) -> None:
-    folder = folder_of(tmp_path, killed=True)
+async def test_a_log_whose_end_is_missing_says_so(
+    tmp_path: Path, frames: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = await folder_of(tmp_path, killed=True)
     if frames < 0:
         (folder / "log.sqlite-wal").unlink()
     else:
         cut(folder, frames)
-    _, log = reopened(folder / "log.sqlite")
+    _, log = await reopened(folder / "log.sqlite")
     assert log.salvage is not None
     assert log.salvage.torn
     assert "what was written last may be missing" in caplog.text
     assert str(tmp_path) not in caplog.text
 
 
-def test_a_turn_that_was_not_written_out_is_no_damage(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, killed=True)
-    truth, _ = reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
+async def test_a_turn_that_was_not_written_out_is_no_damage(tmp_path: Path) -> None:
+    folder = await folder_of(tmp_path, killed=True)
+    truth, _ = await reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
     with (folder / "log.sqlite-wal").open("r+b") as file:
         data = file.read()
         last = data[-24 - PAGE :]
         file.write(last[:4] + bytes(4) + last[8:] + last[:100])  # a frame that is none, and part of one
-    found, log = reopened(folder / "log.sqlite")
+    found, log = await reopened(folder / "log.sqlite")
     assert (found, log.salvage) == (truth, None)
 
 
 @pytest.mark.parametrize(("one", "two"), [("", "-wal"), ("-wal", "-shm"), ("", "-shm"), ("", "-starts")])
-def test_files_that_changed_places_are_told_by_what_they_hold(tmp_path: Path, one: str, two: str) -> None:
-    folder = folder_of(tmp_path, killed=True)
-    truth, _ = reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
+async def test_files_that_changed_places_are_told_by_what_they_hold(tmp_path: Path, one: str, two: str) -> None:
+    folder = await folder_of(tmp_path, killed=True)
+    truth, _ = await reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
     path = folder / "log.sqlite"
     first, second = Path(f"{path}{one}"), Path(f"{path}{two}")
     first.rename(spare := folder / "spare")
     second.rename(first)
     spare.rename(second)
-    found, log = reopened(path)
+    found, log = await reopened(path)
     assert log.salvage is not None
     assert found == truth
 
 
-def test_an_older_log_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_older_log_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     path = folder / "log.sqlite"
-    with_log(path, three_turns)
+    async with opened(path) as log:
+        await three_turns(log)
     older = path.read_bytes()
-    with_log(path, lambda log: turn(log, "s", "m", "n"))
+    async with opened(path) as log:
+        await turn(log, "s", "m", "n")
     assert not caplog.records
     for content in (older, b""):
         path.write_bytes(content)
-        _, log = reopened(path)
+        _, log = await reopened(path)
         assert (log.older, log.salvage) == (True, None)
-        _, log = reopened(path)
+        _, log = await reopened(path)
         assert not log.older  # said once
-        with_log(path, three_turns)
+        async with opened(path) as log:
+            await three_turns(log)
     assert len(caplog.records) == 2
     assert b"warmturn_log_rollbacks_total 1.0" in page_of(None, True)
 
@@ -361,10 +344,10 @@ def failing_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, failing_disk])
-def test_a_disk_without_room_for_the_copy_is_named(
+async def test_a_disk_without_room_for_the_copy_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
+    path = (await folder_of(tmp_path)) / "log.sqlite"
     zero(path, 0)
     before = {one: one.read_bytes() for one in path.parent.iterdir()}
     with monkeypatch.context() as patch:
@@ -373,11 +356,11 @@ def test_a_disk_without_room_for_the_copy_is_named(
             SessionLog(path)
     assert str(tmp_path) not in refused.value.message
     assert {one: one.read_bytes() for one in path.parent.iterdir()} == before
-    assert len(reopened(path)[0]) == len(NAMES)
+    assert len((await reopened(path))[0]) == len(NAMES)
 
 
-def test_a_log_that_another_process_uses_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
+async def test_a_log_that_another_process_uses_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = (await folder_of(tmp_path)) / "log.sqlite"
     zero(path, 1)
     monkeypatch.setattr(mending, "is_in_use", lambda _: True)
     with pytest.raises(LogUnavailable, match="another process"):
@@ -388,10 +371,12 @@ def test_a_log_that_another_process_uses_is_not_moved(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("done", range(6))
-def test_a_salvage_that_is_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int) -> None:
-    folder = folder_of(tmp_path, killed=True)
+async def test_a_salvage_that_is_cut_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    folder = await folder_of(tmp_path, killed=True)
     path = folder / "log.sqlite"
-    truth, _ = reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
+    truth, _ = await reopened(shutil.copytree(folder, tmp_path / "whole") / "log.sqlite")
     flip(folder / "log.sqlite-wal", 32 + 100)
     before = {one.name: one.read_bytes() for one in folder.iterdir()}
     left = [done]
@@ -407,7 +392,7 @@ def test_a_salvage_that_is_cut_short_is_finished(tmp_path: Path, monkeypatch: py
         patch.setattr(Path, "rename", dying)
         with pytest.raises(SystemExit):
             SessionLog(path)
-    found, _ = reopened(path)
+    found, _ = await reopened(path)
     assert found == truth
     names = [one.name for one in folder.iterdir()]
     stamps = {name.partition(".damaged-")[2].partition("-")[0] for name in names if ".damaged-" in name}
@@ -417,9 +402,9 @@ def test_a_salvage_that_is_cut_short_is_finished(tmp_path: Path, monkeypatch: py
     assert sorted(name for name in names if ".damaged-" not in name) == ["log.sqlite", "log.sqlite-starts"]
 
 
-def test_what_was_set_aside_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_set_aside_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.log.recovery.salvage.time.strftime", lambda *_: "20260101T000000Z")
-    source = folder_of(tmp_path)
+    source = await folder_of(tmp_path)
     folder = shutil.copytree(source, tmp_path / "data")
     contents = []
     for page in range(3):
@@ -427,15 +412,15 @@ def test_what_was_set_aside_is_never_overwritten(tmp_path: Path, monkeypatch: py
         path.write_bytes((source / "log.sqlite").read_bytes())
         zero(path, page)
         contents.append(path.read_bytes())
-        reopened(path)
+        await reopened(path)
     names = [f"log.sqlite.damaged-20260101T000000Z{suffix}" for suffix in ("", ".2", ".3")]
     assert [(folder / name).read_bytes() for name in names] == contents
 
 
-def test_a_file_of_zeros_begins_an_empty_log_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_of_zeros_begins_an_empty_log_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "log.sqlite"
     path.write_bytes(bytes(10 * PAGE))
-    found, log = reopened(path)
+    found, log = await reopened(path)
     assert (found, log.salvage and log.salvage.whole) == ({}, 0)
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
     assert (tmp_path / str(log.salvage and log.salvage.aside)).read_bytes() == bytes(10 * PAGE)
@@ -464,45 +449,39 @@ def test_metrics_count_it() -> None:
         "ALTER TABLE log_format RENAME TO log_fosmat",
     ],
 )
-def test_tables_that_are_not_as_they_were_made_are_damage(tmp_path: Path, change: str) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
-    truth, _ = reopened(path)
+async def test_tables_that_are_not_as_they_were_made_are_damage(tmp_path: Path, change: str) -> None:
+    path = (await folder_of(tmp_path)) / "log.sqlite"
+    truth, _ = await reopened(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(change)
         connection.commit()
-    found, log = reopened(path)
+    found, log = await reopened(path)
     assert log.salvage is not None
     assert found == truth
 
 
-def test_a_schema_that_sqlite_cannot_even_quote_is_damage(tmp_path: Path) -> None:
-    path = folder_of(tmp_path) / "log.sqlite"
-    truth, _ = reopened(path)
+async def test_a_schema_that_sqlite_cannot_even_quote_is_damage(tmp_path: Path) -> None:
+    path = (await folder_of(tmp_path)) / "log.sqlite"
+    truth, _ = await reopened(path)
     data = path.read_bytes()
     path.write_bytes(
         data.replace(b"sessions_used", b"sessions\xf3used", 1).replace(b"CREATE INDEX sess", b"CREATE INDEY sess")
     )
-    found, log = reopened(path)
+    found, log = await reopened(path)
     assert log.salvage is not None
     assert found == truth
 
 
-def test_text_that_is_no_utf_8_fails_its_session_only(tmp_path: Path) -> None:
+async def test_text_that_is_no_utf_8_fails_its_session_only(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-
-    async def write(log: SessionLog) -> None:
+    async with opened(path) as log:
         await three_turns(log)
         await three_turns(log, "t")
-
-    with_log(path, write)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE turns SET messages = CAST(x'ff' AS TEXT) WHERE session_id = 1 AND number = 2")
         connection.commit()
-
-    async def scenario(log: SessionLog) -> None:
+    async with opened(path) as log:
         with pytest.raises(SessionDamaged):
             await log.get("a", "s")
         assert texts(await read(log, "t"))[-1] == "jkl"
-
-    with_log(path, scenario)
