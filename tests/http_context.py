@@ -7,12 +7,12 @@ import functools
 import inspect
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
 from fake_engine import FakeEngine
@@ -31,6 +31,9 @@ from server.telemetry import traces
 from server.turns.context import ServerContext
 
 P = ParamSpec("P")
+T = TypeVar("T")
+Scenario = Callable[Concatenate[T, P], Awaitable[None]]
+Test = Callable[P, Coroutine[Any, Any, None]]
 MODEL = "demo"
 HOST = "warm"
 OF_CONTEXT = {"template", "thinking", "line_seconds", "aliases", "any_model"}
@@ -148,21 +151,17 @@ async def site(
         await log.close()
 
 
-def served(
-    api_keys: Mapping[str, str] | None = None,
-    tokens: Callable[[], ChatTokenizer] | None = None,
-    **parts: Any,
-) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a coroutine function whose first parameter is the Site; ``parts`` are for ``create_app``."""
+def within(
+    opened: Callable[[], AbstractAsyncContextManager[T]], patience: float = PATIENCE
+) -> Callable[[Scenario[T, P]], Test[P]]:
+    """Make a test of a coroutine function whose first parameter is what ``opened()`` is entered for; the others are
+    fixtures."""
 
-    def decorate(test: Callable[Concatenate[Site, P], Awaitable[None]]) -> Callable[P, None]:
+    def decorate(test: Scenario[T, P]) -> Test[P]:
         @functools.wraps(test)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async def within() -> None:
-                async with site(api_keys, tokens() if tokens else None, **parts) as made:
-                    await asyncio.wait_for(test(made, *args, **kwargs), PATIENCE)
-
-            asyncio.run(within())
+        async def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            async with opened() as made:
+                await asyncio.wait_for(test(made, *args, **kwargs), patience)
 
         signature = inspect.signature(test)
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -171,6 +170,15 @@ def served(
         return run
 
     return decorate
+
+
+def served(
+    api_keys: Mapping[str, str] | None = None,
+    tokens: Callable[[], ChatTokenizer] | None = None,
+    **parts: Any,
+) -> Callable[[Scenario[Site, P]], Test[P]]:
+    """Make a test of a coroutine function whose first parameter is the Site; ``parts`` are for ``create_app``."""
+    return within(lambda: site(api_keys, tokens() if tokens else None, **parts))
 
 
 def events(text: str) -> list[Any]:

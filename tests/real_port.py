@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
-from http_context import HOST, PATIENCE, Site, site
+from http_context import HOST, P, Scenario, Site, Test, site, within
 from starlette.types import ASGIApp
 
 from server.http.connection import HttpConfig
 from server.serve import HttpServer, listening
 
 MOST = 64  # connections
-P = ParamSpec("P")
 
 
 @dataclass
@@ -107,22 +105,8 @@ def request(path: str, body: bytes = b"", method: str = "POST", *headers: str) -
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def on_a_port(**parts: Any) -> Callable[[Callable[Concatenate[Port, P], Awaitable[None]]], Callable[P, None]]:
+def on_a_port(**parts: Any) -> Callable[[Scenario[Port, P]], Test[P]]:
     """Make a test of a coroutine function whose first parameter is a Port; ``parts`` are for its site, or functions
     that make them.
     """
-
-    def decorate(test: Callable[Concatenate[Port, P], Awaitable[None]]) -> Callable[P, None]:
-        @functools.wraps(test)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async def within() -> None:
-                made = {name: part() if callable(part) else part for name, part in parts.items()}
-                async with port(**made) as opened:
-                    await asyncio.wait_for(test(opened, *args, **kwargs), PATIENCE)
-
-            asyncio.run(within())
-
-        del run.__wrapped__
-        return run
-
-    return decorate
+    return within(lambda: port(**{name: part() if callable(part) else part for name, part in parts.items()}))

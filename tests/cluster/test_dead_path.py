@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
@@ -43,16 +43,6 @@ def path(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made, behind.render_as_string()
 
 
-def with_site(url: str, scenario: Callable[[Site], object]) -> None:
-    """Run a scenario on an app whose log is at ``url``; one that hangs fails."""
-
-    async def run() -> None:
-        async with site(database=url) as made:
-            await asyncio.wait_for(scenario(made), HANGS)  # type: ignore[arg-type]
-
-    asyncio.run(run())
-
-
 def is_unavailable(answer: httpx.Response) -> bool:
     """The 503 that says what is away."""
     told = (answer.status_code, answer.json()["error"]["code"], int(answer.headers["retry-after"]) >= 1)
@@ -66,12 +56,11 @@ async def until_served(made: Site) -> httpx.Response:
     return answer
 
 
-def test_requests_are_a_503_while_the_path_to_postgresql_is_dead(
+async def test_requests_are_a_503_while_the_path_to_postgresql_is_dead(
     path: tuple[NetworkPath, str],
 ) -> None:
     way, url = path
-
-    async def scenario(made: Site) -> None:
+    async with site(database=url) as made:
         assert (await made.chat(CHAT)).status_code == 200
         way.die()
         for _ in range(3):  # on connections that were open, and on new ones
@@ -81,15 +70,12 @@ def test_requests_are_a_503_while_the_path_to_postgresql_is_dead(
         assert (await until_served(made)).status_code == 200
         assert (await made.http.get("/v1/sessions/s")).json()["turns"] == 2
 
-    with_site(url, scenario)
 
-
-def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repeated(
+async def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repeated(
     path: tuple[NetworkPath, str],
 ) -> None:
     way, url = path
-
-    async def scenario(made: Site) -> None:
+    async with site(database=url) as made:
         made.engine.pause_after = 2
         running = asyncio.create_task(made.chat(CHAT))
         while not made.engine.running:
@@ -99,8 +85,6 @@ def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repeated(
         assert is_unavailable(await running)
         way.heal()
         assert (await until_served(made)).status_code == 200
-
-    with_site(url, scenario)
 
 
 def test_a_transaction_in_the_middle_of_which_the_path_dies_is_given_up(path: tuple[NetworkPath, str]) -> None:

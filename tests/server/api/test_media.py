@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from fake_engine import PICTURE_ROWS, SEEING
-from http_context import HELLO, Site, served
+from http_context import HELLO, P, Scenario, Site, Test, served, site, within
 from media_kit import asks, data_url, digest, encoded, png, said, saved, seeing_tokens, shown, wav
 from msgspec import structs
 from speech_kit import sound_file
@@ -21,7 +21,6 @@ from scheduler.protocol import unpack_ids
 from server.media.media import Media
 
 pytest.importorskip("PIL")
-P = ParamSpec("P")
 CAT, DOG = png(3, 2), png(5, 4, shade=200)
 LOOK = {"type": "function", "function": {"name": "look"}}
 CALLS = {
@@ -36,23 +35,19 @@ WATCHED = MediaMarks("<video>", 0, "scripted", "f" * 32, "video")
 MARKS = {"image": SEEING.media_marks, "audio": HEARD, "video": WATCHED}
 
 
-def seeing(*kinds: str, **parts: Any) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
+def seeing(*kinds: str, **parts: Any) -> Callable[[Scenario[Site, P]], Test[P]]:
     """Make a test of a coroutine function whose first parameter is a Site whose model takes pictures."""
 
-    def decorate(test: Callable[Concatenate[Site, P], Awaitable[None]]) -> Callable[P, None]:
-        async def seen(site: Site, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            assert site.engine.facts is not None
-            taken = kinds or ("image",)
-            first, *others = (MARKS[kind] for kind in taken)
-            site.engine.facts = structs.replace(SEEING, media=taken, media_marks=first, further_marks=(*others,))
-            await test(site, *args, **kwargs)
-            await site.app.state.media_reader.close()
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Site]:
+        taken = kinds or ("image",)
+        first, *others = (MARKS[kind] for kind in taken)
+        async with site(tokens=seeing_tokens(), **parts) as made:
+            made.engine.facts = structs.replace(SEEING, media=taken, media_marks=first, further_marks=(*others,))
+            yield made
+            await made.app.state.media_reader.close()
 
-        seen.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
-        seen.__name__ = test.__name__
-        return served(tokens=seeing_tokens, **parts)(seen)
-
-    return decorate
+    return within(opened)
 
 
 def prompt(site: Site, number: int = -1) -> str:

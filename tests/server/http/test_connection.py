@@ -10,12 +10,12 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 import uvicorn
 import uvloop
-from http_context import HELLO
+from http_context import HELLO, P, Scenario, within
 from real_port import MOST, Client, Port, port, request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
@@ -32,23 +32,18 @@ PATIENCE = 60.0  # until a test that hangs fails
 
 UPGRADE = request("/health", b"", "GET", "Connection: Upgrade", "Upgrade: websocket")
 
-Scenario = Callable[[Port], Awaitable[None]]
 
+def at_a_port(patience: float = SHORT, app: ASGIApp | None = None) -> Callable[[Scenario[Port, P]], Callable[P, None]]:
+    """Make a test of a coroutine function whose first parameter is a Port, in an event loop as the server's."""
 
-def at_a_port(patience: float = SHORT, app: ASGIApp | None = None) -> Callable[[Scenario], Callable[[], None]]:
-    """Make a test of a coroutine function of a Port."""
+    def decorate(test: Scenario[Port, P]) -> Callable[P, None]:
+        coroutine = within(lambda: port(patience, app), PATIENCE)(test)
 
-    def decorate(test: Scenario) -> Callable[[], None]:
-        async def within() -> None:
-            async with port(patience, app) as opened:
-                await asyncio.wait_for(test(opened), PATIENCE)
+        @functools.wraps(coroutine)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(coroutine(*args, **kwargs))
 
-        @functools.wraps(test)
-        def run() -> None:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server runs
-                runner.run(within())
-
-        del run.__wrapped__
         return run
 
     return decorate
@@ -232,34 +227,28 @@ async def much(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("path", ["/whole", "/pieces"])
-def test_a_slow_reader_that_goes_on_reading_is_served_to_the_end(path: str) -> None:
-    @at_a_port(patience=1.0, app=much)
-    async def test(opened: Port) -> None:
-        client = await opened.open(receive_buffer=32 * 1024)
-        began = time.monotonic()
-        await client.send(request(path, b"", "GET"))
-        got = 0
-        while got < len(PIECE) * PIECES:
-            piece = await client.reader.read(16 * 1024)
-            assert piece, "the connection was cut off"
-            got += len(piece)
-            await asyncio.sleep(0.02)
-        assert time.monotonic() - began > 1.0  # else this says nothing
-
-    test()
+@at_a_port(patience=1.0, app=much)
+async def test_a_slow_reader_that_goes_on_reading_is_served_to_the_end(opened: Port, path: str) -> None:
+    client = await opened.open(receive_buffer=32 * 1024)
+    began = time.monotonic()
+    await client.send(request(path, b"", "GET"))
+    got = 0
+    while got < len(PIECE) * PIECES:
+        piece = await client.reader.read(16 * 1024)
+        assert piece, "the connection was cut off"
+        got += len(piece)
+        await asyncio.sleep(0.02)
+    assert time.monotonic() - began > 1.0  # else this says nothing
 
 
 @pytest.mark.parametrize("path", ["/whole", "/pieces"])
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-def test_an_answer_that_nobody_reads_is_given_up_too(path: str, connection: str) -> None:
-    @at_a_port(app=much)
-    async def test(opened: Port) -> None:
-        client = await opened.open(receive_buffer=4096)
-        await client.send(request(path, b"", "GET", f"Connection: {connection}"))
-        await until(lambda: opened.connections == 1)
-        await until(lambda: opened.connections == 0)
-
-    test()
+@at_a_port(app=much)
+async def test_an_answer_that_nobody_reads_is_given_up_too(opened: Port, path: str, connection: str) -> None:
+    client = await opened.open(receive_buffer=4096)
+    await client.send(request(path, b"", "GET", f"Connection: {connection}"))
+    await until(lambda: opened.connections == 1)
+    await until(lambda: opened.connections == 0)
 
 
 @at_a_port(app=much)
@@ -304,17 +293,14 @@ async def test_however_much_of_an_answer_is_left_it_is_not_waited_for(opened: Po
     ],
     ids=lambda data: repr(data[:24]),
 )
-def test_what_is_not_http_is_a_400_in_shape(data: bytes) -> None:
-    @at_a_port(patience=60.0)
-    async def test(opened: Port) -> None:
-        client = await opened.open()
-        await client.send(data)
-        answer = await client.closed()
-        assert answer.startswith(b"HTTP/1.1 400 "), answer
-        assert error_of(answer)["code"] == "invalid_http"
-        await good_request(opened)
-
-    test()
+@at_a_port(patience=60.0)
+async def test_what_is_not_http_is_a_400_in_shape(opened: Port, data: bytes) -> None:
+    client = await opened.open()
+    await client.send(data)
+    answer = await client.closed()
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert error_of(answer)["code"] == "invalid_http"
+    await good_request(opened)
 
 
 @pytest.mark.parametrize(
@@ -331,14 +317,11 @@ def test_what_is_not_http_is_a_400_in_shape(data: bytes) -> None:
     ],
     ids=lambda head: repr(head[:48]),
 )
-def test_a_head_that_rfc_9112_allows_is_taken(head: bytes) -> None:
-    @at_a_port(patience=60.0)
-    async def test(opened: Port) -> None:
-        client = await opened.open()
-        await client.send(head)
-        assert (await client.answer())[0] == 200
-
-    test()
+@at_a_port(patience=60.0)
+async def test_a_head_that_rfc_9112_allows_is_taken(opened: Port, head: bytes) -> None:
+    client = await opened.open()
+    await client.send(head)
+    assert (await client.answer())[0] == 200
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\0", b"GET /health HTTP/1.1\r\n\r\n", UPGRADE])

@@ -10,7 +10,8 @@ import os
 import resource
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,30 +199,22 @@ def fetcher(answers: dict[str, Any], addresses: dict[str, list[str]] | None = No
     return Fetcher([HOST, "other.example"], resolve, transport=httpx.MockTransport(handle))
 
 
-async def see(at: Site) -> None:
-    assert at.engine.facts is not None
+@asynccontextmanager
+async def seeing(**parts: Any) -> AsyncIterator[Site]:
+    """A site whose model sees and hears."""
     others = tuple(MediaMarks(f"<{kind}>", 0, "scripted", "f" * 32, kind) for kind in ("audio", "video"))
-    at.engine.facts = structs.replace(SEEING, media=("image", "audio", "video"), further_marks=others)
+    facts = structs.replace(SEEING, media=("image", "audio", "video"), further_marks=others)
+    async with site(tokens=seeing_tokens(), **parts) as at:
+        at.engine.facts = facts
+        try:
+            yield at
+        finally:
+            await at.app.state.media_reader.close()
 
 
-def run(test: Callable[[Site], Any], **parts: Any) -> None:
-    """Run a coroutine function on a site whose model sees and hears."""
-
-    async def within() -> None:
-        async with site(tokens=seeing_tokens(), **parts) as at:
-            await see(at)
-            try:
-                await test(at)
-            finally:
-                await at.app.state.media_reader.close()
-
-    asyncio.run(within())
-
-
-def test_each_bad_part_is_a_400_that_names_it() -> None:
+async def test_each_bad_part_is_a_400_that_names_it() -> None:
     assert len(PARTS) >= 85
-
-    async def scenario(at: Site) -> None:
+    async with seeing(fetcher=fetcher({})) as at:
         for name, (make, field) in PARTS.items():
             given = make()
             answer = await at.chat(messages=[asks({"type": "text", "text": "See"}, given)])
@@ -235,8 +228,6 @@ def test_each_bad_part_is_a_400_that_names_it() -> None:
         assert not at.engine.submitted
         good = await at.chat(messages=[asks(shown(data_url(PNG)))])
         assert good.status_code == 200, good.text
-
-    run(scenario, fetcher=fetcher({}))
 
 
 FETCHES: dict[str, tuple[dict[str, Any], dict[str, list[str]] | None]] = {
@@ -303,23 +294,19 @@ class Endless(httpx.AsyncByteStream):
 
 
 @pytest.mark.parametrize("name", FETCHES)
-def test_each_bad_fetch_is_a_400_that_names_the_part(name: str) -> None:
+async def test_each_bad_fetch_is_a_400_that_names_the_part(name: str) -> None:
     answers, addresses = FETCHES[name]
-
-    async def scenario(at: Site) -> None:
+    async with seeing(fetcher=fetcher(answers, addresses)) as at:
         answer = await at.chat(messages=[asks(shown(f"https://{HOST}/a"))])
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "messages[0].content[0].image_url.url"
         for told in ("evil", "10.0.0.1", "127.0.0.1", "192.168", HOST, "passwd"):
             assert told not in answer.text
 
-    run(scenario, fetcher=fetcher(answers, addresses))
 
-
-def test_a_picture_is_fetched_once_and_kept() -> None:
+async def test_a_picture_is_fetched_once_and_kept() -> None:
     answers: dict[str, Any] = {f"{HOST}/a?size=1": "//other.example/b", "other.example/b": PNG}
-
-    async def scenario(at: Site) -> None:
+    async with seeing(fetcher=fetcher(answers)) as at:
         path = "/v1/sessions/s/chat/completions"
         answer = await at.chat(path, messages=[asks(shown(f"https://{HOST.upper()}/a?size=1"))])
         assert answer.status_code == 200, answer.text
@@ -327,37 +314,32 @@ def test_a_picture_is_fetched_once_and_kept() -> None:
         assert (await at.chat(path)).status_code == 200
         assert await at.log.media.get("default", digest(PNG)) == PNG
 
-    run(scenario, fetcher=fetcher(answers))
 
-
-def test_nothing_is_fetched_unless_a_host_is_named() -> None:
-    async def scenario(at: Site) -> None:
+async def test_nothing_is_fetched_unless_a_host_is_named() -> None:
+    async with seeing() as at:
         answer = await at.chat(messages=[asks(shown("https://example.com/a.png"))])
         assert "--media-domains" in answer.json()["error"]["message"]
 
-    run(scenario)
 
-
-def test_ten_thousand_pictures_are_refused_before_one_is_read() -> None:
-    async def scenario(at: Site) -> None:
+async def test_ten_thousand_pictures_are_refused_before_one_is_read() -> None:
+    async with seeing() as at:
         checker = at.app.state.media_reader._checker
         answer = await at.chat(messages=[asks(*[shown(data_url(PNG))] * 10_000)])
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == f"messages[0].content[{MAX_MEDIA}]"
         assert checker._process._process is None
 
-    run(scenario)
-
 
 @pytest.mark.wide
-def test_hostile_pictures_leave_memory_as_it_was() -> None:
+async def test_hostile_pictures_leave_memory_as_it_was() -> None:
     """The server's own memory, and that of the process that decodes."""
     large, many = bomb(), text_bomb()
 
     def own() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    async def scenario(at: Site) -> None:
+    async with seeing() as at:
+
         async def volley() -> None:
             for data in (large, many, headed(5000, 5000), gif(65535, 65535), PNG + os.urandom(2**20)):
                 await asyncio.create_task(at.chat(messages=[asks(shown(data_url(data)))]))  # as a server does
@@ -374,22 +356,18 @@ def test_hostile_pictures_leave_memory_as_it_was() -> None:
         assert peak < 2**30
         assert reader._in_hand == 0
 
-    run(scenario)
 
-
-def test_a_checker_that_is_killed_is_replaced() -> None:
-    async def scenario(at: Site) -> None:
+async def test_a_checker_that_is_killed_is_replaced() -> None:
+    async with seeing() as at:
         assert (await at.chat(messages=[asks(shown(data_url(PNG)))])).status_code == 200
         reader = at.app.state.media_reader
         reader._checker._process._process.kill()
         await reader._checker._process._process.wait()
         assert (await at.chat(messages=[asks(shown(data_url(png(9, 9))))])).status_code == 200
 
-    run(scenario)
 
-
-def test_a_checker_that_hangs_is_killed_and_the_loop_goes_on() -> None:
-    async def scenario(at: Site) -> None:
+async def test_a_checker_that_hangs_is_killed_and_the_loop_goes_on() -> None:
+    async with seeing() as at:
         reader = at.app.state.media_reader
         assert (await at.chat(messages=[asks(shown(data_url(PNG)))])).status_code == 200
         os.kill(reader._checker._process._process.pid, 19)  # SIGSTOP
@@ -401,28 +379,20 @@ def test_a_checker_that_hangs_is_killed_and_the_loop_goes_on() -> None:
         reader._checker._process._seconds = 15.0
         assert (await at.chat(messages=[asks(shown(data_url(png(8, 8))))])).status_code == 200
 
-    run(scenario)
 
-
-def test_too_many_bytes_in_hand_are_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_bytes_in_hand_are_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.media.media_reader.IN_HAND", 100)
-
-    async def scenario(at: Site) -> None:
+    async with seeing() as at:
         answer = await at.chat(messages=[asks(*(shown(data_url(png(40, 40, shade))) for shade in range(3)))])
         assert answer.status_code == 429
         assert answer.json()["error"]["code"] == "too_many_media"
         assert at.app.state.media_reader._in_hand == 0
 
-    run(scenario)
 
-
-def test_a_picture_that_is_large_and_sound_is_taken() -> None:
+async def test_a_picture_that_is_large_and_sound_is_taken() -> None:
     assert MAX_PIXELS > 7000 * 7000
     assert len(base64.b64encode(bomb())) < 2**20
-
-    async def scenario(at: Site) -> None:
+    async with seeing() as at:
         answer = await at.chat(messages=[asks(shown(data_url(bomb())))])
         assert answer.status_code == 200, answer.text
         assert json.loads(answer.content)["usage"]
-
-    run(scenario)

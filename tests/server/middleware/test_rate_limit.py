@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from http_context import Site, events, site
@@ -63,20 +63,17 @@ def test_without_limits_nothing_is_refused_or_told() -> None:
     assert limit.headers() == {}
 
 
-async def limited(folder: Path, requests: int | None, tokens: int | None, calls: Any) -> None:
-    """Runs ``calls`` with a site and the headers of a limited key."""
+@asynccontextmanager
+async def limited(folder: Path, requests: int | None, tokens: int | None) -> AsyncIterator[tuple[Site, dict[str, str]]]:
+    """A site and the headers of a limited key."""
     key, entry = new_key("ann", requests, tokens)
     write_keys(folder / "keys.json", [entry])
     async with site(key_file=KeyFile(folder / "keys.json")) as made:
-        await calls(made, {"authorization": f"Bearer {key}"})
+        yield made, {"authorization": f"Bearer {key}"}
 
 
-def run(folder: Path, requests: int | None, tokens: int | None, calls: Any) -> None:
-    asyncio.run(limited(folder, requests, tokens, calls))
-
-
-def test_a_turn_beyond_the_requests_is_refused_on_every_endpoint(tmp_path: Path) -> None:
-    async def calls(made: Site, key: dict[str, str]) -> None:
+async def test_a_turn_beyond_the_requests_is_refused_on_every_endpoint(tmp_path: Path) -> None:
+    async with limited(tmp_path, 2, None) as (made, key):
         answer = await made.chat(headers=key)
         assert answer.status_code == 200
         assert answer.headers["x-ratelimit-limit-requests"] == "2"
@@ -96,11 +93,9 @@ def test_a_turn_beyond_the_requests_is_refused_on_every_endpoint(tmp_path: Path)
             assert 1 <= int(refused.headers["retry-after"]) <= 31
         assert (await made.http.get("/v1/models", headers=key)).status_code == 200  # no turn
 
-    run(tmp_path, 2, None, calls)
 
-
-def test_only_computed_tokens_are_charged(tmp_path: Path) -> None:
-    async def calls(made: Site, key: dict[str, str]) -> None:
+async def test_only_computed_tokens_are_charged(tmp_path: Path) -> None:
+    async with limited(tmp_path, None, 1000) as (made, key):
         usage = (await made.chat(headers=key)).json()["usage"]
         again = await made.chat(headers=key)
         spent = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -112,14 +107,10 @@ def test_only_computed_tokens_are_charged(tmp_path: Path) -> None:
         left = int((await made.http.get("/v1/models", headers=key)).headers["x-ratelimit-remaining-tokens"])
         assert 1000 - spent <= left <= 1000 - spent + 40  # seconds that have passed fill the bucket
 
-    run(tmp_path, None, 1000, calls)
 
-
-def test_a_spent_token_limit_refuses_the_next_turn(tmp_path: Path) -> None:
-    async def calls(made: Site, key: dict[str, str]) -> None:
+async def test_a_spent_token_limit_refuses_the_next_turn(tmp_path: Path) -> None:
+    async with limited(tmp_path, None, 5) as (made, key):
         assert (await made.chat(headers=key)).status_code == 200
         refused = await made.chat(headers=key)
         assert refused.status_code == 429
         assert json.loads(refused.text)["error"]["code"] == "rate_limit_exceeded"
-
-    run(tmp_path, None, 5, calls)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_context import PATIENCE, Call, events
+from http_context import Call, P, Scenario, Test, events, within
 from models_kit import ModelSite, model_site
 
 from scheduler.model_facts import PoolingFacts
@@ -19,21 +19,9 @@ from server.middleware.key_file import KeyFile, new_key, write_keys
 from server.models import loading_stream, registry
 
 
-def with_models(*names: str, **parts: Any) -> Callable[[Callable[[ModelSite], Awaitable[None]]], Callable[[], None]]:
-    """Make a test of a coroutine function that gets a ModelSite."""
-
-    def decorate(test: Callable[[ModelSite], Awaitable[None]]) -> Callable[[], None]:
-        def run() -> None:
-            async def within() -> None:
-                async with model_site(*names, **parts) as site:
-                    await asyncio.wait_for(test(site), PATIENCE)
-
-            asyncio.run(within())
-
-        run.__name__ = test.__name__
-        return run
-
-    return decorate
+def with_models(*names: str, **parts: Any) -> Callable[[Scenario[ModelSite, P]], Test[P]]:
+    """Make a test of a coroutine function whose first parameter is a ModelSite."""
+    return within(lambda: model_site(*names, **parts))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -106,24 +94,20 @@ async def test_a_model_in_use_is_unloaded_when_its_turns_are_over(site: ModelSit
     assert site.events == ["load a", "stop a 30", "load b", "stop b 30", "load a"]
 
 
-def test_a_model_that_stays_busy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b", most=1)
+async def test_a_model_that_stays_busy_is_left_alone(site: ModelSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "BUSY_SECONDS", 0.1)
-
-    @with_models("a", "b", most=1)
-    async def test(site: ModelSite) -> None:
-        engine = site.engine("a")
-        engine.pause_after = 1
-        running = asyncio.create_task(site.chat("a"))
-        await until(lambda: bool(engine.running))
-        refused = await site.chat("b")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_room")
-        assert int(refused.headers["retry-after"]) >= 1
-        engine.go.set()
-        assert (await running).status_code == 200
-        assert (await site.chat("a")).status_code == 200
-        assert (await site.chat("b")).status_code == 200
-
-    test()
+    engine = site.engine("a")
+    engine.pause_after = 1
+    running = asyncio.create_task(site.chat("a"))
+    await until(lambda: bool(engine.running))
+    refused = await site.chat("b")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_room")
+    assert int(refused.headers["retry-after"]) >= 1
+    engine.go.set()
+    assert (await running).status_code == 200
+    assert (await site.chat("a")).status_code == 200
+    assert (await site.chat("b")).status_code == 200
 
 
 @with_models("a", "b", most=1, pinned=("a",))
@@ -154,24 +138,22 @@ async def test_memory_is_shared_by_measured_need(site: ModelSite) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_too_large")
 
 
-def test_a_load_that_fails_takes_nobody_along_and_tells_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b")
+async def test_a_load_that_fails_takes_nobody_along_and_tells_no_path(
+    site: ModelSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "FAILED_SECONDS", 2.0)
-
-    @with_models("a", "b")
-    async def test(site: ModelSite) -> None:
-        site.failing.add("b")
-        refused = await site.chat("b")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_load_failed")
-        assert "secret" not in refused.text
-        assert (await site.http.get("/v1/models/b")).json()["status"]["failed"] is True
-        assert (await site.chat("b")).status_code == 503
-        assert site.events.count("load b") == 1  # it is not tried at once again
-        assert (await site.chat("a")).status_code == 200
-        site.failing.clear()
-        await asyncio.sleep(2.0)
-        assert (await site.chat("b")).status_code == 200
-
-    test()
+    site.failing.add("b")
+    refused = await site.chat("b")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_load_failed")
+    assert "secret" not in refused.text
+    assert (await site.http.get("/v1/models/b")).json()["status"]["failed"] is True
+    assert (await site.chat("b")).status_code == 503
+    assert site.events.count("load b") == 1  # it is not tried at once again
+    assert (await site.chat("a")).status_code == 200
+    site.failing.clear()
+    await asyncio.sleep(2.0)
+    assert (await site.chat("b")).status_code == 200
 
 
 @with_models("a", "b")
@@ -191,43 +173,35 @@ async def test_models_are_loaded_and_unloaded_over_rest(site: ModelSite) -> None
     assert (await site.http.get("/v1/models/b/load")).status_code in (404, 405)
 
 
-def test_idle_models_are_unloaded_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b", pinned=("a",), idle_seconds=0.1)
+async def test_idle_models_are_unloaded_and_come_back(site: ModelSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "IDLE_LOOK_SECONDS", 0.02)
-
-    @with_models("a", "b", pinned=("a",), idle_seconds=0.1)
-    async def test(site: ModelSite) -> None:
-        watching = asyncio.create_task(site.models.unload_idle())
-        await site.chat("b", "s")
-        await until(lambda: "stop b 30" in site.events)
-        assert site.models.get("a").is_loaded
-        assert (await site.chat("b", "s")).status_code == 200
-        assert site.events.count("load b") == 2
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
-
-    test()
+    watching = asyncio.create_task(site.models.unload_idle())
+    await site.chat("b", "s")
+    await until(lambda: "stop b 30" in site.events)
+    assert site.models.get("a").is_loaded
+    assert (await site.chat("b", "s")).status_code == 200
+    assert site.events.count("load b") == 2
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
 
 
-def test_a_client_of_ollama_unloads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b")
+async def test_a_client_of_ollama_unloads_a_model(site: ModelSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "IDLE_LOOK_SECONDS", 0.02)
-
-    @with_models("a", "b")
-    async def test(site: ModelSite) -> None:
-        watching = asyncio.create_task(site.models.unload_idle())
-        tags = (await site.http.get("/api/tags")).json()["models"]
-        assert [model["name"] for model in tags] == ["a", "a-alias", "b", "b-alias"]
-        assert (await site.http.post("/api/generate", json={"model": "b:latest"})).json()["done_reason"] == "load"
-        assert [m["name"] for m in (await site.http.get("/api/ps")).json()["models"]] == ["a", "b"]
-        await site.http.post("/api/generate", json={"model": "b", "keep_alive": 0})
-        await until(lambda: "stop b 30" in site.events)
-        chat = {"model": "b", "messages": [{"role": "user", "content": "Hello"}], "stream": False}
-        for keep_alive in (0, "1s"):  # behind a reply, too
-            assert (await site.http.post("/api/chat", json={**chat, "keep_alive": keep_alive})).status_code == 200
-            await until(lambda: not site.models.get("b").is_loaded)
-        watching.cancel()
-
-    test()
+    watching = asyncio.create_task(site.models.unload_idle())
+    tags = (await site.http.get("/api/tags")).json()["models"]
+    assert [model["name"] for model in tags] == ["a", "a-alias", "b", "b-alias"]
+    assert (await site.http.post("/api/generate", json={"model": "b:latest"})).json()["done_reason"] == "load"
+    assert [m["name"] for m in (await site.http.get("/api/ps")).json()["models"]] == ["a", "b"]
+    await site.http.post("/api/generate", json={"model": "b", "keep_alive": 0})
+    await until(lambda: "stop b 30" in site.events)
+    chat = {"model": "b", "messages": [{"role": "user", "content": "Hello"}], "stream": False}
+    for keep_alive in (0, "1s"):  # behind a reply, too
+        assert (await site.http.post("/api/chat", json={**chat, "keep_alive": keep_alive})).status_code == 200
+        await until(lambda: not site.models.get("b").is_loaded)
+    watching.cancel()
 
 
 @with_models("a", "b")
@@ -292,50 +266,44 @@ async def test_a_turn_of_any_model_is_cancelled_by_its_session(site: ModelSite) 
     assert (await running).json()["choices"][0]["finish_reason"] == "cancelled"
 
 
-def test_a_stream_is_told_how_far_its_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b")
+async def test_a_stream_is_told_how_far_its_model_is(site: ModelSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading_stream, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(loading_stream, "PROGRESS_SECONDS", 0.02)
-
-    @with_models("a", "b")
-    async def test(site: ModelSite) -> None:
-        site.gates["b"].clear()
-        body = {"model": "b", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
-        call = Call.post(site.app, "/v1/chat/completions", body)
-        await call.until(lambda: call.body.count(b": loading: ") >= 2)
-        assert (call.status, call.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        site.gates["b"].set()
-        await call.finish()
-        chunks = events(call.body.decode())
-        assert chunks[-1] == "[DONE]"
-        said = "".join(part["delta"].get("content") or "" for chunk in chunks[:-1] for part in chunk["choices"])
-        assert said == "I am b."
-
-    test()
+    site.gates["b"].clear()
+    body = {"model": "b", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    call = Call.post(site.app, "/v1/chat/completions", body)
+    await call.until(lambda: call.body.count(b": loading: ") >= 2)
+    assert (call.status, call.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    site.gates["b"].set()
+    await call.finish()
+    chunks = events(call.body.decode())
+    assert chunks[-1] == "[DONE]"
+    said = "".join(part["delta"].get("content") or "" for chunk in chunks[:-1] for part in chunk["choices"])
+    assert said == "I am b."
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_whose_model_fails_ends_with_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_models("a", "b")
+async def test_a_stream_whose_model_fails_ends_with_an_error(
+    site: ModelSite, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loading_stream, "SILENT_SECONDS", 0.02)
     monkeypatch.setattr(loading_stream, "PROGRESS_SECONDS", 0.02)
-
-    @with_models("a", "b")
-    async def test(site: ModelSite) -> None:
-        site.gates["b"].clear()
-        site.failing.add("b")
-        prompt = {"input": "Hello"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "Hello"}]}
-        body = {"model": "b", "stream": True, "max_tokens": 5, **prompt}
-        if path == "/v1/responses":
-            del body["max_tokens"]
-        call = Call.post(site.app, path, body)
-        await call.until(lambda: b": loading: " in call.body)
-        site.gates["b"].set()
-        await call.finish()
-        last = call.body.decode().rsplit("\n\n", 2)[-2]
-        assert "could not be loaded" in last
-        assert "data: " in last
-        assert last.startswith("event: error\n") is (path != "/v1/chat/completions")
-
-    test()
+    site.gates["b"].clear()
+    site.failing.add("b")
+    prompt = {"input": "Hello"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "Hello"}]}
+    body = {"model": "b", "stream": True, "max_tokens": 5, **prompt}
+    if path == "/v1/responses":
+        del body["max_tokens"]
+    call = Call.post(site.app, path, body)
+    await call.until(lambda: b": loading: " in call.body)
+    site.gates["b"].set()
+    await call.finish()
+    last = call.body.decode().rsplit("\n\n", 2)[-2]
+    assert "could not be loaded" in last
+    assert "data: " in last
+    assert last.startswith("event: error\n") is (path != "/v1/chat/completions")
 
 
 @with_models("a", "b")
@@ -364,13 +332,11 @@ async def test_metrics_have_the_name_of_their_model(site: ModelSite) -> None:
     assert text.count("# TYPE warmturn_turns counter") + text.count("# TYPE warmturn_turns_total counter") == 1
 
 
-def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:
+async def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:
     ann, entry = new_key("ann", None, None, ["b"])
     bob, other = new_key("bob", None, None)
     write_keys(tmp_path / "keys", [entry, other])
-
-    @with_models("a", "b", key_file=KeyFile(tmp_path / "keys"), any_model=True)
-    async def test(site: ModelSite) -> None:
+    async with model_site("a", "b", key_file=KeyFile(tmp_path / "keys"), any_model=True) as site:
         own, all_ = {"authorization": f"Bearer {ann}"}, {"authorization": f"Bearer {bob}"}
         listed = (await site.http.get("/v1/models", headers=own)).json()["data"]
         assert {model["id"] for model in listed} == {"b", "b-alias"}
@@ -381,8 +347,6 @@ def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:
             assert (await site.http.post(path, headers=own)).status_code == 404
         assert (await site.http.get("/v1/models/a", headers=own)).status_code == 404
         assert (await site.http.get("/api/tags", headers=own)).json()["models"][0]["name"] == "b"
-
-    test()
 
 
 @with_models("a", "b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import HELLO, Site, demo_tokens, events, served
+from http_context import HELLO, Site, demo_tokens, events, served, site
 from template_styles import HERMES, NO_TOOLS, STYLES, THINKS, template, tokens_with
 
 from scheduler.sampling_params import ThinkingBudget
@@ -146,15 +146,12 @@ async def test_the_default_is_for_requests_that_say_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("opens", [False, True])
-def test_text_and_what_a_format_shapes_from_its_first_word_are_not_reasoning(opens: bool) -> None:
-    @served(tokens=thinking if opens else lambda: tokens_with(HERMES), thinking=ThinkingDefaults(4))
-    async def run(site: Site) -> None:
-        await site.complete()
-        assert budget(site) is None
-        await site.chat(response_format={"type": "json_object"})
-        assert limit(site) == (4 if opens else None)
-
-    run()
+async def test_text_and_what_a_format_shapes_from_its_first_word_are_not_reasoning(opens: bool) -> None:
+    async with site(tokens=thinking() if opens else tokens_with(HERMES), thinking=ThinkingDefaults(4)) as made:
+        await made.complete()
+        assert budget(made) is None
+        await made.chat(response_format={"type": "json_object"})
+        assert limit(made) == (4 if opens else None)
 
 
 @served(tokens=thinking, thinking=ThinkingDefaults(4))

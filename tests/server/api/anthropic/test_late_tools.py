@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import Site, demo_tokens, served
+from http_context import Site, demo_tokens, served, site
 from template_styles import STYLES, tokens_with
 
 from scheduler.protocol import unpack_ids
@@ -65,20 +65,17 @@ async def test_a_deferred_tool_is_in_the_prompt_where_it_is_found(site: Site) ->
 
 
 @pytest.mark.parametrize("kept", [ALL, NONE], ids=["in place", "in front"])
-def test_it_can_be_called_from_there_on(kept: Any) -> None:
-    @served(tokens=lambda: kept)
-    async def check(site: Site) -> None:
-        site.engine.reply = CALL
-        text = await message(site, [ASKED])
+async def test_it_can_be_called_from_there_on(kept: Any) -> None:
+    async with site(tokens=kept) as made:
+        made.engine.reply = CALL
+        text = await message(made, [ASKED])
         assert [block["type"] for block in text["content"]] == ["text"]
-        called = await message(site, [ASKED, SEARCHED, found("weather")])
+        called = await message(made, [ASKED, SEARCHED, found("weather")])
         assert [(block["type"], block["name"]) for block in called["content"]] == [("tool_use", "weather")]
         forced = {"type": "tool", "name": "weather"}
-        await message(site, [ASKED, SEARCHED, found("weather")], tool_choice=forced)
-        assert "weather" in (site.engine.submitted[-1].grammar or "")
-        await message(site, [ASKED], 400, tool_choice=forced)
-
-    check()
+        await message(made, [ASKED, SEARCHED, found("weather")], tool_choice=forced)
+        assert "weather" in (made.engine.submitted[-1].grammar or "")
+        await message(made, [ASKED], 400, tool_choice=forced)
 
 
 @served(tokens=lambda: ALL)

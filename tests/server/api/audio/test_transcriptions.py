@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,16 @@ SOUND = sound_file(seconds=0.5)
 LONG = sound_file(seconds=4.5)
 
 
-def run(scenario: Callable[[Site], Awaitable[None]], facts: Any = LISTENING, **parts: Any) -> None:
-    async def within() -> None:
-        async with site(**parts) as at:
-            at.engine.facts = facts
-            try:
-                await scenario(at)
-            finally:
-                await at.app.state.media_reader.close()
-                await at.app.state.sounds.close()
-
-    asyncio.run(within())
+@asynccontextmanager
+async def listening(facts: Any = LISTENING, **parts: Any) -> AsyncIterator[Site]:
+    """A site whose model transcribes."""
+    async with site(**parts) as at:
+        at.engine.facts = facts
+        try:
+            yield at
+        finally:
+            await at.app.state.media_reader.close()
+            await at.app.state.sounds.close()
 
 
 def client_of(at: Site) -> openai.AsyncOpenAI:
@@ -50,8 +50,8 @@ async def post(at: Site, data: bytes = SOUND, path: str = PATH, **fields: Any) -
     return await at.http.post(path, files={"file": ("a.wav", data)}, data={"model": "demo", **fields})
 
 
-def test_openais_client_gets_what_was_said() -> None:
-    async def scenario(at: Site) -> None:
+async def test_openais_client_gets_what_was_said() -> None:
+    async with listening() as at:
         recogniser = recogniser_of("whisper")
 
         def hear(window: Transcribe) -> Transcribed:
@@ -87,13 +87,11 @@ def test_openais_client_gets_what_was_said() -> None:
         assert isinstance(english.text, str)
         assert [one.translate for one in at.engine.heard] == [False, False, True]
 
-    run(scenario)
 
-
-def test_a_long_sound_is_heard_in_windows() -> None:
+async def test_a_long_sound_is_heard_in_windows() -> None:
     """Each window begins where the one before has been used; the language that was found stays."""
+    async with listening() as at:
 
-    async def scenario(at: Site) -> None:
         def hear(window: Transcribe) -> Transcribed:
             heard = spoken(window)
             return structs.replace(heard, used=1.5) if window.more else heard
@@ -110,8 +108,6 @@ def test_a_long_sound_is_heard_in_windows() -> None:
         assert answer["text"] == "Hello there. Goodbye." + 2 * " Hello there. Goodbye."
         assert answer["usage"] == {"seconds": 5, "type": "duration"}
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     ("changed", "asked"),
@@ -122,8 +118,11 @@ def test_a_long_sound_is_heard_in_windows() -> None:
         ({"text": " no" * 40}, [0.0, 0.2, 0.4]),
     ],
 )
-def test_a_doubtful_window_is_heard_again_at_higher_temperatures(changed: dict[str, Any], asked: list[float]) -> None:
-    async def scenario(at: Site) -> None:
+async def test_a_doubtful_window_is_heard_again_at_higher_temperatures(
+    changed: dict[str, Any], asked: list[float]
+) -> None:
+    async with listening() as at:
+
         def hear(window: Transcribe) -> Transcribed:
             heard = spoken(window)
             doubted = changed if window.temperature < 0.4 else {}
@@ -138,11 +137,9 @@ def test_a_doubtful_window_is_heard_again_at_higher_temperatures(changed: dict[s
         await post(at, temperature="0.7")
         assert [window.temperature for window in at.engine.heard] == [0.7]
 
-    run(scenario)
 
-
-def test_a_stream_has_a_delta_for_each_window() -> None:
-    async def scenario(at: Site) -> None:
+async def test_a_stream_has_a_delta_for_each_window() -> None:
+    async with listening() as at:
         client = client_of(at)
         stream = await client.audio.transcriptions.create(model="demo", file=("a.wav", LONG), stream=True)
         events: list[Any] = [event async for event in stream]
@@ -152,11 +149,9 @@ def test_a_stream_has_a_delta_for_each_window() -> None:
         assert at.app.state.sounds._in_hand == 0
         assert at.app.state.models.first.users == 0
 
-    run(scenario)
 
-
-def test_a_server_that_stops_ends_what_it_hears_and_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(at: Site) -> None:
+async def test_a_server_that_stops_ends_what_it_hears_and_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as at:
         models, go = at.app.state.models, asyncio.Event()
         models.first.facts = LISTENING
 
@@ -175,22 +170,18 @@ def test_a_server_that_stops_ends_what_it_hears_and_begins_nothing(monkeypatch: 
         assert (await asked).status_code == 200
         assert models.in_hand == 0
 
-    run(scenario)
 
-
-def test_text_and_subtitles() -> None:
-    async def scenario(at: Site) -> None:
+async def test_text_and_subtitles() -> None:
+    async with listening() as at:
         assert (await post(at, response_format="text")).text == "Hello there. Goodbye.\n"
         srt = "1\n00:00:00,000 --> 00:00:00,250\nHello there.\n\n2\n00:00:00,250 --> 00:00:00,500\nGoodbye.\n\n"
         assert (await post(at, response_format="srt")).text == srt
         vtt = "WEBVTT\n\n00:00:00.000 --> 00:00:00.250\nHello there.\n\n00:00:00.250 --> 00:00:00.500\nGoodbye.\n\n"
         assert (await post(at, response_format="vtt")).text == vtt
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
-def test_sounds_of_all_formats_come_as_mono_at_the_models_rate(format: str) -> None:
+async def test_sounds_of_all_formats_come_as_mono_at_the_models_rate(format: str) -> None:
     """A tone keeps its pitch and its loudness, whatever the file's rate and channels."""
     soundfile = pytest.importorskip("soundfile")
     import io
@@ -198,16 +189,13 @@ def test_sounds_of_all_formats_come_as_mono_at_the_models_rate(format: str) -> N
     target = io.BytesIO()
     tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(44_100) / 44_100)
     soundfile.write(target, np.stack([tone, tone], 1), 44_100, format=format)
-
-    async def scenario(at: Site) -> None:
+    async with listening() as at:
         assert (await post(at, target.getvalue())).status_code == 200
         samples = np.frombuffer(b"".join(one.samples for one in at.engine.heard), "<i2") / 32767
         assert abs(len(samples) - 16_000) < 1200  # MP3 pads
         spectrum = np.abs(np.fft.rfft(samples[2000:12_000]))
         assert abs(int(spectrum.argmax()) * 1.6 - 440) < 2
         assert 0.45 < samples.max() < 0.56
-
-    run(scenario)
 
 
 def nan_sound() -> bytes:
@@ -247,8 +235,8 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def test_bad_sounds_have_an_answer_and_leave_memory_as_it_was() -> None:
-    async def scenario(at: Site) -> None:
+async def test_bad_sounds_have_an_answer_and_leave_memory_as_it_was() -> None:
+    async with listening() as at:
         at.app.state.sounds = SoundReader(SoundDecoder(60))
         for name, (make, problem) in BAD.items():
             answer = await post(at, make())
@@ -261,8 +249,6 @@ def test_bad_sounds_have_an_answer_and_leave_memory_as_it_was() -> None:
         peak = int(Path(f"/proc/{process.pid}/status").read_text().partition("VmHWM:")[2].split()[0])
         assert peak < 400 * 1024  # of which the libraries are most
         assert at.app.state.sounds._in_hand == 0
-
-    run(scenario)
 
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -279,8 +265,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_fields_are_named() -> None:
-    async def scenario(at: Site) -> None:
+async def test_bad_fields_are_named() -> None:
+    async with listening() as at:
         for fields, param in FIELDS:
             answer = await post(at, **fields)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields
@@ -290,16 +276,13 @@ def test_bad_fields_are_named() -> None:
         assert (await post(at, bytes(MAX_FILE + 1))).status_code == 413
         assert at.engine.heard == []
 
-    run(scenario)
 
-
-def test_a_model_takes_speech_or_text() -> None:
-    async def text(at: Site) -> None:
+async def test_a_model_takes_speech_or_text() -> None:
+    async with listening(facts=FACTS) as at:
         for path in (PATH, "/v1/audio/translations"):
             answer = await post(at, path=path)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
-
-    async def speech(at: Site) -> None:
+    async with listening() as at:
         for answer in (await at.chat(), await at.complete()):
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
         sound = {"type": "input_audio", "input_audio": {"data": encoded(SOUND), "format": "wav"}}
@@ -309,13 +292,7 @@ def test_a_model_takes_speech_or_text() -> None:
         at.engine.full_for.clear()
         at.engine.hears = lambda window: Transcribed(window.request, error="The model failed at this sound.")
         assert (await post(at)).status_code == 500
-
-    run(text, facts=FACTS)
-    run(speech)
     plain = structs.replace(LISTENING, speech=SpeechFacts(16_000, 2.0, timestamps=True))
-
-    async def monolingual(at: Site) -> None:
+    async with listening(facts=plain) as at:
         assert (await post(at, path="/v1/audio/translations")).json()["error"]["param"] == "model"
         assert (await post(at, language="en")).json()["error"]["param"] == "language"
-
-    run(monolingual, facts=plain)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_engine import EMBEDDING, FACTS, SCORING, vector_of
-from http_context import Call, Site, demo_tokens, served, site
+from http_context import Call, Site, demo_tokens, served, site, within
 from msgspec import structs
 
 from scheduler.pooling_messages import PoolInput
@@ -35,15 +37,15 @@ def rows(answer: Any) -> Vectors:
     return np.array([one["embedding"] for one in answer["data"]], "<f4")
 
 
-def embeds(test: Any) -> Any:
-    """A test of a site whose model embeds."""
+@asynccontextmanager
+async def embedding() -> AsyncIterator[Site]:
+    """A site whose model embeds."""
+    async with site() as made:
+        made.engine.facts = EMBEDDING
+        yield made
 
-    async def run(site: Site, *args: Any) -> None:
-        site.engine.facts = EMBEDDING
-        await test(site, *args)
 
-    run.__name__ = test.__name__
-    return served()(run)
+embeds = within(embedding)
 
 
 @embeds

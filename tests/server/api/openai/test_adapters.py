@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_context import PATIENCE
 from models_kit import ModelSite, model_site
 
 from server.engine.engine import TurnRefused
 from server.middleware.key_file import KeyFile, new_key, write_keys
 
 
-def over(folder: Path | None, test: Callable[[ModelSite], Awaitable[None]], **parts: Any) -> None:
-    """Run a test with the models a and b, both of which may be loaded, and this folder of adapters."""
-
-    async def within() -> None:
-        async with model_site("a", "b", adapter_folder=folder, **parts) as site:
-            await asyncio.wait_for(test(site), PATIENCE)
-
-    asyncio.run(within())
+def over(folder: Path | None, **parts: Any) -> AbstractAsyncContextManager[ModelSite]:
+    """A site with the models a and b, both of which may be loaded, and this folder of adapters."""
+    return model_site("a", "b", adapter_folder=folder, **parts)
 
 
 @pytest.fixture
@@ -43,8 +36,8 @@ async def unload(site: ModelSite, name: str = "sql") -> Any:
     return await site.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
 
 
-def test_an_adapter_is_a_model_from_its_load_to_its_unload(folder: Path) -> None:
-    async def test(site: ModelSite) -> None:
+async def test_an_adapter_is_a_model_from_its_load_to_its_unload(folder: Path) -> None:
+    async with over(folder) as site:
         assert (await site.chat("sql")).status_code == 404
         loaded = await load(site, path=str(folder / "sql"))
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
@@ -65,11 +58,9 @@ def test_an_adapter_is_a_model_from_its_load_to_its_unload(folder: Path) -> None
         assert site.engine("a").adapters == {}
         assert (await site.chat("sql")).status_code == (await unload(site)).status_code == 404
 
-    over(folder, test)
 
-
-def test_an_adapter_belongs_to_a_model_and_comes_back_with_it(folder: Path) -> None:
-    async def test(site: ModelSite) -> None:
+async def test_an_adapter_belongs_to_a_model_and_comes_back_with_it(folder: Path) -> None:
+    async with over(folder) as site:
         assert (await load(site, "poems", "poems", model="b")).status_code == 200  # which is loaded for it
         assert (await site.http.post("/v1/models/b/unload")).status_code == 200
         assert (await site.chat("poems")).json()["model"] == "poems"
@@ -77,11 +68,9 @@ def test_an_adapter_belongs_to_a_model_and_comes_back_with_it(folder: Path) -> N
         assert site.engine("b").adapters == {"poems": str(folder / "poems")}
         assert site.engine("a").adapters == {}
 
-    over(folder, test)
 
-
-def test_names_and_folders_are_checked(folder: Path) -> None:
-    async def test(site: ModelSite) -> None:
+async def test_names_and_folders_are_checked(folder: Path) -> None:
+    async with over(folder) as site:
         for path in ("../outside", "link", str(folder), str(folder.parent / "outside"), "nowhere", "x\0y", "/", "."):
             refused = await load(site, path=path)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path"), path
@@ -102,20 +91,15 @@ def test_names_and_folders_are_checked(folder: Path) -> None:
         for body in ({}, {"lora_name": "x"}, nameless, numbered):
             assert (await site.http.post("/v1/load_lora_adapter", json=body)).status_code == 400
 
-    over(folder, test)
 
-
-def test_nothing_is_loaded_without_a_folder_or_by_a_limited_key(folder: Path, tmp_path: Path) -> None:
-    async def off(site: ModelSite) -> None:
+async def test_nothing_is_loaded_without_a_folder_or_by_a_limited_key(folder: Path, tmp_path: Path) -> None:
+    async with over(None) as site:
         for refused in (await load(site), await unload(site)):
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "adapters_fixed")
-
-    over(None, off)
     ann, entry = new_key("ann", None, None, ["sql"])
     bob, other = new_key("bob", None, None)
     write_keys(tmp_path / "keys", [entry, other])
-
-    async def keys(site: ModelSite) -> None:
+    async with over(folder, key_file=KeyFile(tmp_path / "keys"), any_model=True) as site:
         own, all_ = {"authorization": f"Bearer {ann}"}, {"authorization": f"Bearer {bob}"}
         assert (await load(site, headers=own)).status_code == (await site.chat("", headers=own)).status_code == 404
         assert (await load(site, headers=all_)).status_code == 200
@@ -127,16 +111,11 @@ def test_nothing_is_loaded_without_a_folder_or_by_a_limited_key(folder: Path, tm
         assert [model["id"] for model in listed] == ["sql"]
         assert (await site.chat("poems", headers=all_)).json()["model"] == "poems"
 
-    over(folder, keys, key_file=KeyFile(tmp_path / "keys"), any_model=True)
 
-
-def test_an_adapter_that_is_gone_is_not_found(folder: Path) -> None:
+async def test_an_adapter_that_is_gone_is_not_found(folder: Path) -> None:
     """Its name was there when the request came, and not any more when its turn did."""
-
-    async def test(site: ModelSite) -> None:
+    async with over(folder) as site:
         await load(site)
         site.engine("a").refusal = TurnRefused("model_not_found", "This adapter is not loaded any more.")
         gone = await site.chat("sql")
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
-
-    over(folder, test)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,18 @@ from server.log import quota
 from server.log.usage_rows import today
 from server.middleware.key_file import KeyFile, new_key, write_keys
 
-Calls = Callable[[Site, list[dict[str, str]]], Awaitable[None]]
 
-
-def with_keys(folder: Path, entries: list[Any], calls: Calls) -> None:
-    """Runs ``calls`` with a site of these keys and a header for each."""
+@asynccontextmanager
+async def keyed(folder: Path, entries: list[Any]) -> AsyncIterator[tuple[Site, list[dict[str, str]]]]:
+    """A site of these keys and a header for each."""
     write_keys(folder / "keys.json", [entry for _, entry in entries])
-
-    async def run() -> None:
-        async with site(key_file=KeyFile(folder / "keys.json")) as made:
-            await calls(made, [{"authorization": f"Bearer {key}"} for key, _ in entries])
-
-    asyncio.run(run())
+    async with site(key_file=KeyFile(folder / "keys.json")) as made:
+        yield made, [{"authorization": f"Bearer {key}"} for key, _ in entries]
 
 
-def test_each_keys_usage_is_told_to_its_tenant_only(tmp_path: Path) -> None:
+async def test_each_keys_usage_is_told_to_its_tenant_only(tmp_path: Path) -> None:
     entries = [new_key(tenant, None, None) for tenant in ("ann", "ann", "bob")]
-
-    async def calls(made: Site, keys: list[dict[str, str]]) -> None:
+    async with keyed(tmp_path, entries) as (made, keys):
         first = (await made.chat(headers=keys[0])).json()["usage"]
         again = (await made.chat(headers=keys[0], stream=True, stream_options={"include_usage": True})).text
         second = events(again)[-2]["usage"]
@@ -56,8 +50,6 @@ def test_each_keys_usage_is_told_to_its_tenant_only(tmp_path: Path) -> None:
         assert theirs["data"] == []
         assert theirs["kept"] == {"sessions": 0, "bytes": 0, "max_sessions": None, "max_bytes": None}
         assert (await made.http.get("/v1/usage")).status_code == 401
-
-    with_keys(tmp_path, entries, calls)
 
 
 @served()
@@ -92,10 +84,9 @@ async def test_a_wrong_day_is_a_400(made: Site, given: str, param: str) -> None:
     assert (await made.http.get("/v1/usage?to=0001-01-01")).status_code == 200
 
 
-def test_a_key_begins_no_more_sessions_than_it_may_on_any_endpoint(tmp_path: Path) -> None:
+async def test_a_key_begins_no_more_sessions_than_it_may_on_any_endpoint(tmp_path: Path) -> None:
     entries = [new_key("ann", None, None, max_sessions=1), new_key("ann", None, None), new_key("bob", None, None)]
-
-    async def calls(made: Site, keys: list[dict[str, str]]) -> None:
+    async with keyed(tmp_path, entries) as (made, keys):
         assert (await made.chat(headers=keys[0], session_id="one")).status_code == 200
         submitted = len(made.engine.submitted)
         for path, body in (
@@ -122,16 +113,13 @@ def test_a_key_begins_no_more_sessions_than_it_may_on_any_endpoint(tmp_path: Pat
         kept = (await made.http.get("/v1/usage", headers=keys[0])).json()["kept"]
         assert (kept["sessions"], kept["max_sessions"]) == (2, 1)
 
-    with_keys(tmp_path, entries, calls)
 
-
-def test_a_tenant_with_all_the_bytes_of_a_key_adds_none_until_some_are_deleted(
+async def test_a_tenant_with_all_the_bytes_of_a_key_adds_none_until_some_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota, "PATIENCE", 0)
     entries = [new_key("ann", None, None, max_bytes=100)]
-
-    async def calls(made: Site, keys: list[dict[str, str]]) -> None:
+    async with keyed(tmp_path, entries) as (made, keys):
         assert (await made.chat(headers=keys[0], session_id="one")).status_code == 200
         for body in ({"session_id": "one"}, {"session_id": "two"}):
             refused = await made.chat(headers=keys[0], **body)
@@ -139,5 +127,3 @@ def test_a_tenant_with_all_the_bytes_of_a_key_adds_none_until_some_are_deleted(
         assert (await made.chat(headers=keys[0])).status_code == 200
         assert (await made.http.delete("/v1/sessions/one", headers=keys[0])).status_code == 200
         assert (await made.chat(headers=keys[0], session_id="one")).status_code == 200
-
-    with_keys(tmp_path, entries, calls)

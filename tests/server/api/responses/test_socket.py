@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from http_context import Site, demo_tokens
-from real_port import Port, on_a_port
+from real_port import Port, on_a_port, port
 from template_styles import NO_TOOLS, tokens_with
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -179,11 +179,9 @@ WARMED: dict[str, tuple[list[Any], tuple[str, ...]]] = {"tools too": ([ADDED], P
 
 
 @pytest.mark.parametrize("case", WARMED)
-def test_what_is_read_before_the_first_message_is_read_in_parts_too(case: str) -> None:
+async def test_what_is_read_before_the_first_message_is_read_in_parts_too(case: str) -> None:
     tools, rules = WARMED[case]
-
-    @on_a_port(tokens=lambda: tokens_with(NEEDS_USER, rules=rules))
-    async def run(at: Port) -> None:
+    async with port(tokens=tokens_with(NEEDS_USER, rules=rules)) as at:
         one, two = ({"role": "developer", "content": text} for text in ("Be brief.", "Be kind."))
         async with opened(at) as socket:
             await send(socket, input=[*tools, one], generate=False)
@@ -195,8 +193,6 @@ def test_what_is_read_before_the_first_message_is_read_in_parts_too(case: str) -
         fronts = [text.partition("<|im_start|>user\n")[0] for text in texts]
         assert [("Be brief." in front, "Be kind." in front) for front in fronts] == [(True, n > 0) for n in range(3)]
         assert texts[2].endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
-
-    run()
 
 
 @on_a_port()
@@ -299,17 +295,16 @@ async def test_who_leaves_ends_what_runs(at: Port) -> None:
         ('{"type": "response.cancel"}', "response_id", "missing_required_parameter"),
     ],
 )
-def test_what_is_wrong_is_told_and_the_connection_goes_on(text: str, param: str | None, code: str) -> None:
-    @on_a_port()
-    async def test(at: Port) -> None:
-        async with opened(at) as socket:
-            await socket.send(text)
-            error = json.loads(await socket.recv())
-            assert (error["type"], error["status"]) == ("error", 400)
-            assert (error["error"]["param"], error["error"]["code"]) == (param, code)
-            await create(socket, input="Hello")
-
-    test()
+@on_a_port()
+async def test_what_is_wrong_is_told_and_the_connection_goes_on(
+    at: Port, text: str, param: str | None, code: str
+) -> None:
+    async with opened(at) as socket:
+        await socket.send(text)
+        error = json.loads(await socket.recv())
+        assert (error["type"], error["status"]) == ("error", 400)
+        assert (error["error"]["param"], error["error"]["code"]) == (param, code)
+        await create(socket, input="Hello")
 
 
 @on_a_port()
@@ -364,23 +359,19 @@ async def test_elsewhere_a_wish_for_a_socket_is_a_request_like_any_other(at: Por
 # --- how it ends --------------------------------------------------------------------------------------------
 
 
-def test_an_old_connection_ends_after_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_a_port()
+async def test_an_old_connection_ends_after_what_runs(at: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "LIFETIME", 0.3)
-
-    @on_a_port()
-    async def test(at: Port) -> None:
-        at.site.engine.pause_after = 1
-        async with opened(at) as socket:
-            await send(socket, input="Hello")
-            await asyncio.sleep(0.6)
-            at.site.engine.go.set()
-            assert (await until_end(socket))[-1]["type"] == "response.completed"
-            error = json.loads(await socket.recv())
-            assert error["error"]["code"] == "websocket_connection_limit_reached"
-            with pytest.raises(ConnectionClosed):
-                await socket.recv()
-
-    test()
+    at.site.engine.pause_after = 1
+    async with opened(at) as socket:
+        await send(socket, input="Hello")
+        await asyncio.sleep(0.6)
+        at.site.engine.go.set()
+        assert (await until_end(socket))[-1]["type"] == "response.completed"
+        error = json.loads(await socket.recv())
+        assert error["error"]["code"] == "websocket_connection_limit_reached"
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
 
 
 @on_a_port()
