@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 
 import server.app
+from scheduler.protocol import unpack_ids
 from server.api.sessions.transfers import Transfers
 from server.batches.storage import BatchStorage
 from server.chat.chat_tokenizer import ChatTokenizer
@@ -82,6 +83,18 @@ class Site:
     @context.setter
     def context(self, context: ServerContext) -> None:
         self.app.state.models.first.context = context
+
+    def prompt_ids(self, at: int = -1) -> list[int]:
+        """The tokens of a prompt that the engine was given."""
+        return [*unpack_ids(self.engine.submitted[at].prompt)]
+
+    def prompt(self, at: int = -1) -> str:
+        """The same as text."""
+        return self.context.tokens.decode(self.prompt_ids(at))
+
+    def prompts(self) -> list[str]:
+        """All of them."""
+        return [self.prompt(at) for at in range(len(self.engine.submitted))]
 
     async def chat(self, path: str = "/v1/chat/completions", headers: Any = None, **body: Any) -> httpx.Response:
         """POST a chat; messages default to one hello."""
@@ -179,6 +192,12 @@ def served(
 ) -> Callable[[Scenario[Site, P]], Test[P]]:
     """Make a test of a coroutine function whose first parameter is the Site; ``parts`` are for ``create_app``."""
     return within(lambda: site(api_keys, tokens() if tokens else None, **parts))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 def events(text: str) -> list[Any]:

@@ -22,11 +22,6 @@ def adapted(response: Any) -> list[tuple[str, str, int]]:
     return [(one["rule"], one.get("param", ""), one["count"]) for one in response["cache"].get("adapted", [])]
 
 
-def prompt(site: Site, at: int = -1) -> str:
-    """A prompt that the engine was given, as text."""
-    return demo_tokens().decode([*memoryview(site.engine.submitted[at].prompt).cast("i")])
-
-
 def says(site: Site, *calls: tuple[str, str]) -> None:
     """Make the model answer with calls, in the demo model's form."""
     form = demo_tokens().dialect.form

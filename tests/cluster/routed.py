@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +120,13 @@ class Ended:
     server: int | None = None
     session: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def body_of(messages: Sequence[dict[str, str]], **more: Any) -> dict[str, Any]:

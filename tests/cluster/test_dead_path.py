@@ -17,7 +17,7 @@ import sqlalchemy as sql
 from cluster.routed import TOLD, Nginx, ask, installed
 from cluster.test_nginx_elsewhere import Stub
 from dead_path import NetworkPath, path_to
-from http_context import Site, site
+from http_context import Site, site, until
 from postgres_server import PostgresServer
 
 from server.log import database
@@ -78,8 +78,7 @@ async def test_a_turn_whose_commit_finds_the_path_dead_is_a_503_and_can_be_repea
     async with site(database=url) as made:
         made.engine.pause_after = 2
         running = asyncio.create_task(made.chat(CHAT))
-        while not made.engine.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: made.engine.running)
         way.die()
         made.engine.go.set()
         assert is_unavailable(await running)

@@ -24,6 +24,7 @@ from cluster.routed import (
     servers,
     stream,
     text_of,
+    wait_for,
 )
 from crash.wire import messages_of
 from server_process import ServerProcess
@@ -131,10 +132,7 @@ def test_a_server_is_killed(pair: list[ServerProcess], router: Nginx) -> None:
         lengths = [LONG if address == dead else ENDING for address in homes.values()]
         given = zip(homes, lengths, lives, strict=True)
         futures = [pool.submit(stream, router.url, name, length, ended) for name, length, ended in given]
-        deadline = time.monotonic() + PATIENCE
-        while not all(ended.text or future.done() for ended, future in zip(lives, futures, strict=True)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: all(ended.text or future.done() for ended, future in zip(lives, futures, strict=True)))
         pair[0].process.kill()
         ended = [future.result(PATIENCE) for future in futures]
     assert [one.finished for one in ended] == [address != dead for address in homes.values()]

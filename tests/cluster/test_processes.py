@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
-from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, servers, stream, text_of
+from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, servers, stream, text_of, wait_for
 from crash.wire import messages_of
 from postgres_server import PostgresServer
 from server_process import ServerProcess
@@ -52,13 +52,6 @@ def paused(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_server_that_was_paused_for_too_long_commits_nothing(pair: list[ServerProcess]) -> None:

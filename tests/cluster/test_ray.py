@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from cluster.ray_kit import KEY, RayCluster
-from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, stream, text_of
+from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, stream, text_of, wait_for
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray"),
@@ -31,13 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     with RayCluster(tmp_path_factory.mktemp("cluster"), 2) as running:
         wait_until_routed(running)
         yield running
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def wait_until_routed(cluster: RayCluster) -> None:

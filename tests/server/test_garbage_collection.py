@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from http_context import HELLO
+from http_context import HELLO, until
 from real_port import Port, port, request
 
 REQUESTS = 20
@@ -47,8 +47,7 @@ async def asked(made: Port, data: bytes) -> None:
             await loop.sock_sendall(client, data)
             while await loop.sock_recv(client, 65_536):
                 pass
-    while made.connections:
-        await asyncio.sleep(0.01)
+    await until(lambda: not made.connections)
     await asyncio.sleep(0.05)
 
 

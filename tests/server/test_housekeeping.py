@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from http_context import Site, served
+from http_context import Site, served, until
 
 from server.housekeeping import Housekeeper
 from server.log.database import LogUnavailable
@@ -94,8 +94,7 @@ async def test_a_log_that_fails_is_tried_again(site: Site, monkeypatch: pytest.M
     keeper = Housekeeper(site.engine, site.log)
     keeper.ready()
     running = asyncio.create_task(keeper.run())
-    while len(calls) < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(calls) >= 3)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -108,8 +107,7 @@ async def test_a_turn_whose_session_another_server_has_taken_ends(site: Site, mo
     await site.chat(session_id="s")
     site.engine.pause_after = 2
     asking = asyncio.create_task(site.chat(session_id="s"))
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
 
     async def taken() -> LeaseChanges:
         return LeaseChanges(lost=frozenset({("default", "s")}))

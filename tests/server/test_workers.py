@@ -2,12 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from http_context import Site, served
+from http_context import Site, served, until
 
 from server.chat.chat_tokenizer import ChatTokenizer
 from server.http.error_responses import as_api_error
@@ -17,103 +16,76 @@ from server.workers import NoWorkerFree, Workers, WorkTimedOut
 PATIENCE = 20.0  # seconds until a test that hangs fails
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(test(), PATIENCE)
-
-    asyncio.run(limited())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
+async def test_results_and_exceptions_come_back() -> None:
+    workers = Workers(2, 0, PATIENCE)
+    assert await asyncio.gather(*(workers.run(partial(int, n)) for n in range(50))) == list(range(50))
+    with pytest.raises(ValueError, match="invalid literal"):
+        await workers.run(partial(int, "x"))
+    workers.close()
 
 
-def test_results_and_exceptions_come_back() -> None:
-    async def test() -> None:
-        workers = Workers(2, 0, PATIENCE)
-        assert await asyncio.gather(*(workers.run(partial(int, n)) for n in range(50))) == list(range(50))
-        with pytest.raises(ValueError, match="invalid literal"):
-            await workers.run(partial(int, "x"))
-        workers.close()
-
-    run(test)
-
-
-def test_what_hangs_is_told_and_its_thread_replaced() -> None:
-    async def test() -> None:
-        go = threading.Event()
-        workers = Workers(1, 1, 0.5)
-        with pytest.raises(WorkTimedOut):
-            await workers.run(go.wait)
-        assert workers.hung == 1
-        assert await workers.run(lambda: "served") == "served"
-        with pytest.raises(WorkTimedOut):
-            await workers.run(go.wait)
-        with pytest.raises(NoWorkerFree):  # there are no more threads than these
-            await workers.run(lambda: "not served")
-        go.set()
-        await until(lambda: workers.hung == 0)
-        assert await workers.run(lambda: "served again") == "served again"
-        workers.close()
-
-    run(test)
+async def test_what_hangs_is_told_and_its_thread_replaced() -> None:
+    go = threading.Event()
+    workers = Workers(1, 1, 0.5)
+    with pytest.raises(WorkTimedOut):
+        await workers.run(go.wait)
+    assert workers.hung == 1
+    assert await workers.run(lambda: "served") == "served"
+    with pytest.raises(WorkTimedOut):
+        await workers.run(go.wait)
+    with pytest.raises(NoWorkerFree):  # there are no more threads than these
+        await workers.run(lambda: "not served")
+    go.set()
+    await until(lambda: workers.hung == 0)
+    assert await workers.run(lambda: "served again") == "served again"
+    workers.close()
 
 
-def test_threads_do_not_grow_in_number() -> None:
+async def test_threads_do_not_grow_in_number() -> None:
     others = set(threading.enumerate())
 
     def ours() -> int:
         return sum(thread.name == "worker" and thread not in others for thread in threading.enumerate())
 
-    async def test() -> None:
-        workers = Workers(2, 2, 0.5)
-        for _ in range(3):
-            go = threading.Event()
-            assert {
-                type(e) for e in await asyncio.gather(*(workers.run(go.wait) for _ in range(2)), return_exceptions=True)
-            } == {WorkTimedOut}
-            assert ours() <= 4
-            go.set()
-            await until(lambda: workers.hung == 0)
-        await until(lambda: ours() == 2)
-        workers.close()
-        await until(lambda: ours() == 0)
-
-    run(test)
-
-
-def test_a_client_that_leaves_does_not_hide_what_hangs() -> None:
-    async def test() -> None:
+    workers = Workers(2, 2, 0.5)
+    for _ in range(3):
         go = threading.Event()
-        workers = Workers(1, 1, 0.5)
-        task = asyncio.create_task(workers.run(go.wait))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        await until(lambda: workers.hung == 1)
-        assert await workers.run(lambda: "served") == "served"
+        assert {
+            type(e) for e in await asyncio.gather(*(workers.run(go.wait) for _ in range(2)), return_exceptions=True)
+        } == {WorkTimedOut}
+        assert ours() <= 4
         go.set()
-        workers.close()
+        await until(lambda: workers.hung == 0)
+    await until(lambda: ours() == 2)
+    workers.close()
+    await until(lambda: ours() == 0)
 
-    run(test)
+
+async def test_a_client_that_leaves_does_not_hide_what_hangs() -> None:
+    go = threading.Event()
+    workers = Workers(1, 1, 0.5)
+    task = asyncio.create_task(workers.run(go.wait))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await until(lambda: workers.hung == 1)
+    assert await workers.run(lambda: "served") == "served"
+    go.set()
+    workers.close()
 
 
-def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
-    async def test() -> None:
-        go, done = threading.Event(), []
-        workers = Workers(1, 0, PATIENCE)
-        first = asyncio.create_task(workers.run(go.wait))
-        second = asyncio.create_task(workers.run(lambda: done.append("second")))
-        await asyncio.sleep(0.02)
-        second.cancel()
-        await asyncio.sleep(0)
-        go.set()
-        assert await first
-        assert await workers.run(lambda: "third") == "third"
-        assert done == []
-        workers.close()
-
-    run(test)
+async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    go, done = threading.Event(), []
+    workers = Workers(1, 0, PATIENCE)
+    first = asyncio.create_task(workers.run(go.wait))
+    second = asyncio.create_task(workers.run(lambda: done.append("second")))
+    await asyncio.sleep(0.02)
+    second.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    assert await first
+    assert await workers.run(lambda: "third") == "third"
+    assert done == []
+    workers.close()
 
 
 def test_how_both_are_told() -> None:

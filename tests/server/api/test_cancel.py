@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from http_context import HELLO, Call, Site, events, served
+from http_context import HELLO, Call, Site, events, served, until
 
-from scheduler.protocol import pack_ids, unpack_ids
+from scheduler.protocol import pack_ids
 from server.api.responses import background
 from server.api.sessions import routes
 
@@ -60,7 +60,7 @@ async def test_the_next_turn_goes_on_from_what_was_said(site: Site) -> None:
     assert record is not None
     site.engine.pause_after = None
     await site.chat(session_id="s")
-    assert record.tokens[:-3] == list(unpack_ids(site.engine.submitted[0].prompt))
+    assert record.tokens[:-3] == site.prompt_ids(0)
     assert site.engine.submitted[1].prompt.startswith(pack_ids(record.tokens))
     assert [turn["finish_reason"] for turn in await turns(site)] == ["cancelled", "stop"]
 
@@ -69,8 +69,7 @@ async def test_the_next_turn_goes_on_from_what_was_said(site: Site) -> None:
 async def test_a_body_that_is_not_streamed(site: Site) -> None:
     site.engine.pause_after = 3
     waiting = asyncio.create_task(site.chat(session_id="s"))
-    while len(site.engine.submitted) < 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: site.engine.submitted)
     await asyncio.sleep(0.02)
     await cancel(site)
     answer = await waiting
@@ -112,8 +111,7 @@ async def test_one_that_has_said_nothing_is_no_turn(site: Site, admitted: bool, 
     if not admitted:
         site.engine.admit.clear()
     waiting = asyncio.create_task(site.chat(session_id="s", stream=stream))
-    while not site.engine.submitted:
-        await asyncio.sleep(0.001)
+    await until(lambda: site.engine.submitted)
     await asyncio.sleep(0.02)
     assert (await cancel(site))["cancelled"]
     answer = await waiting
@@ -160,8 +158,7 @@ async def test_a_turn_that_is_about_to_begin_is_stopped_too_and_no_later_one(
 
     monkeypatch.setattr(site.context.tokens, "run", slow)
     first = asyncio.create_task(site.chat(session_id="s"))
-    while not site.log.is_held("default", "s"):
-        await asyncio.sleep(0.001)
+    await until(lambda: site.log.is_held("default", "s"))
     stopping = asyncio.create_task(cancel(site))
     await asyncio.sleep(0.02)
     site.engine.admit.clear()

@@ -10,8 +10,6 @@ import pytest
 from http_context import HELLO, Site, events, served
 from template_styles import HERMES, tokens_with
 
-from scheduler.protocol import unpack_ids
-
 hermes = functools.partial(tokens_with, HERMES)
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}
 PATCH: dict[str, Any] = {"type": "custom", "custom": {"name": "patch", "description": "Edits.", "format": GRAMMAR}}
@@ -23,10 +21,6 @@ def call(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def prompt(site: Site) -> str:
-    return site.engine._tokens.decode(list(unpack_ids(site.engine.submitted[-1].prompt)))
-
-
 @served(tokens=hermes)
 async def test_a_call_has_text_and_the_model_reads_a_function(site: Site) -> None:
     site.engine.reply = call("patch", {"input": TEXT}) + call("clock", {})
@@ -35,8 +29,8 @@ async def test_a_call_has_text_and_the_model_reads_a_function(site: Site) -> Non
     assert first == {"id": first["id"], "type": "custom", "custom": {"name": "patch", "input": TEXT}}
     assert (second["type"], second["function"]["name"]) == ("function", "clock")
     assert {"rule": "grammar_described", "param": "custom", "count": 1} in answer["cache"]["adapted"]
-    assert "Edits." in prompt(site)
-    assert "regular expression" in prompt(site)
+    assert "Edits." in site.prompt()
+    assert "regular expression" in site.prompt()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ async def test_a_call_comes_back_as_it_was_generated(site: Site) -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "ok"},
     ]
     assert (await site.chat(messages=messages, tools=[PATCH])).status_code == 200
-    assert json.dumps({"input": TEXT}, ensure_ascii=False) in prompt(site)
+    assert json.dumps({"input": TEXT}, ensure_ascii=False) in site.prompt()
 
 
 @served(tokens=hermes)

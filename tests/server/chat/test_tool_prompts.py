@@ -12,7 +12,6 @@ from http_context import HELLO, Site, demo_tokens, events, served
 from log_kit import as_logged
 from template_styles import HERMES, NO_TOOLS, THINKS, tokens_with
 
-from scheduler.protocol import unpack_ids
 from server.chat.rendering import Rendering
 from server.chat.stateful import full_ids
 
@@ -32,12 +31,8 @@ hermes = functools.partial(tokens_with, HERMES)
 in_words = functools.partial(tokens_with, NO_TOOLS)
 
 
-def last_prompt(site: Site) -> list[int]:
-    return list(unpack_ids(site.engine.submitted[-1].prompt))
-
-
 def stated(prompt: str, site: Site) -> bool:
-    return prompt in site.engine._tokens.decode(last_prompt(site))
+    return prompt in site.prompt()
 
 
 async def message(site: Site, **body: Any) -> dict[str, Any]:
@@ -331,18 +326,18 @@ async def test_a_conversation_with_tools_costs_a_session_its_new_tokens_only(sit
     site.engine.reply = f"Hm{ends}\n{CALL}"
     first = await message(site, session_id="s", messages=[ASKED], tools=[WEATHER])
     call = first["tool_calls"][0]
-    logged = [*last_prompt(site), *tokens.encode(f"Hm{ends}\n{CALL}", special=False), END]
+    logged = [*site.prompt_ids(), *tokens.encode(f"Hm{ends}\n{CALL}", special=False), END]
     site.engine.reply = "It is sunny."
     result = {"role": "tool", "tool_call_id": call["id"], "content": "Sunny."}
     response = await site.chat(session_id="s", messages=[result])  # the session knows its tools
     assert response.json()["choices"][0]["message"]["content"] == "It is sunny."
-    assert last_prompt(site)[: len(logged)] == logged
+    assert site.prompt_ids()[: len(logged)] == logged
     history: list[dict[str, Any]] = [
         ASKED,
         {**CALLING, "content": f"Hm{ends}", "tool_calls": [call]},
         result,
     ]
-    assert tokens.decode(last_prompt(site)) == tokens.render(
+    assert site.prompt() == tokens.render(
         as_logged(history), generation_prompt=True, rendering=Rendering([plain(WEATHER)])
     )
     assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == len(logged)
@@ -366,7 +361,7 @@ async def test_tools_of_a_session_hold_until_others_come(site: Site) -> None:
     site.engine.reply = "Yes."
     await site.chat(session_id="s", messages=[ASKED], tools=[WEATHER])
     await site.chat(session_id="s", messages=[ASKED])
-    assert last_prompt(site)[:40] == list(unpack_ids(site.engine.submitted[0].prompt))[:40]
+    assert site.prompt_ids()[:40] == site.prompt_ids(0)[:40]
     site.engine.reply = CALL
     assert (await message(site, session_id="s", messages=[ASKED]))["tool_calls"]
     await site.chat(session_id="s", messages=[ASKED], tools=[CLOCK])
@@ -400,11 +395,9 @@ async def test_a_whole_history_and_a_session_give_one_prompt(site: Site) -> None
     call = (await message(site, headers=named, messages=[ASKED], tools=[WEATHER]))["tool_calls"][0]
     history: list[dict[str, Any]] = [ASKED, {**CALLING, "tool_calls": [call]}, {**RESULT, "tool_call_id": call["id"]}]
     response = await site.chat(headers=named, messages=history, tools=[WEATHER])
-    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > len(
-        list(unpack_ids(site.engine.submitted[0].prompt))
-    )
+    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > len(site.prompt_ids(0))
     assert response.json()["cache"]["miss"] is None
-    assert last_prompt(site) == full_ids(
+    assert site.prompt_ids() == full_ids(
         site.engine._tokens,
         as_logged([ASKED, {**CALLING, "content": "", "tool_calls": [call]}, history[2]]),
         Rendering([plain(WEATHER)]),
@@ -416,9 +409,9 @@ async def test_another_reply_reads_the_same_prompt_and_may_have_other_tools(site
     site.engine.reply = CALL
     call = (await message(site, session_id="s", messages=[ASKED], tools=[WEATHER]))["tool_calls"][0]
     await site.chat(session_id="s", messages=[{**RESULT, "tool_call_id": call["id"]}])
-    before = last_prompt(site)
+    before = site.prompt_ids()
     assert (await site.http.post("/v1/sessions/s/regenerate", json={})).status_code == 200
-    assert last_prompt(site) == before
+    assert site.prompt_ids() == before
     assert (await site.http.post("/v1/sessions/s/regenerate", json={"tools": [CLOCK]})).status_code == 200
     assert stated('"name": "clock"', site)
     shown = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
@@ -430,7 +423,7 @@ async def test_another_reply_reads_the_same_prompt_and_may_have_other_tools(site
 async def test_a_rewind_into_a_call_leaves_what_came_of_it(site: Site) -> None:
     site.engine.reply = f"See: {CALL}"
     whole = await message(site, session_id="s", messages=[ASKED], tools=[WEATHER])
-    begins = len(last_prompt(site))
+    begins = len(site.prompt_ids())
     inside = len(demo_tokens().encode(f"See: {CALL[:-25]}", special=False))
     for tokens, calls in ((begins + inside, 1), (begins + 2, 0)):
         assert (await site.http.post("/v1/sessions/s/rewind", json={"tokens": tokens})).status_code == 200
@@ -528,9 +521,9 @@ async def test_reasoning_stays_in_a_session_or_is_dropped(site: Site) -> None:
     tokens = site.engine._tokens
     site.engine.reply = THOUGHT
     await site.chat(session_id="s", messages=[ASKED])
-    logged = [*last_prompt(site), *tokens.encode(THOUGHT, special=False), END]
+    logged = [*site.prompt_ids(), *tokens.encode(THOUGHT, special=False), END]
     await site.chat(session_id="s", messages=[ASKED])
-    assert last_prompt(site)[: len(logged)] == logged
+    assert site.prompt_ids()[: len(logged)] == logged
     shown = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
     assert [m.get("reasoning_content") for m in shown] == [None, "Rome, hm."] * 2
     await site.chat(session_id="s", messages=[ASKED], reasoning_history="drop")
@@ -567,10 +560,10 @@ async def test_a_reply_goes_on_with_what_was_begun(site: Site, how: dict[str, An
     for session in ({}, {"session_id": "s"}, {"session_id": "s"}):
         told = await message(site, messages=[ASKED, begun], **how, **session)
         assert told["content"] == "sunny."
-        assert site.engine._tokens.decode(last_prompt(site)).endswith("<|im_start|>assistant\nIt is ")
+        assert site.prompt().endswith("<|im_start|>assistant\nIt is ")
     shown = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
     assert [m["content"] for m in shown] == ["How is Rome?", "It is sunny."] * 2
-    assert site.engine._tokens.decode(last_prompt(site)).count("It is sunny.<|im_end|>") == 1
+    assert site.prompt().count("It is sunny.<|im_end|>") == 1
 
 
 @served()
@@ -630,10 +623,10 @@ verbose = functools.partial(tokens_with, SAYS_HOW_MUCH)
 async def test_verbosity_reaches_a_template_that_reads_it(site: Site) -> None:
     for level in ("low", "medium", "high"):
         assert (await site.chat(verbosity=level)).status_code == 200
-        assert site.engine._tokens.decode(last_prompt(site)).endswith(level)
+        assert site.prompt().endswith(level)
         response = await site.http.post("/v1/responses", json={"input": "Hello", "text": {"verbosity": level}})
         assert response.status_code == 200, response.text
-        assert site.engine._tokens.decode(last_prompt(site)).endswith(level)
+        assert site.prompt().endswith(level)
 
 
 @served()

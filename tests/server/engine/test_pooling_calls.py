@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from http_context import until
 
 from scheduler.pooling_messages import Pool, Pooled, PoolInput
 from server.engine.engine import TurnRefused
@@ -40,8 +41,7 @@ async def test_one_that_is_given_up_leaves_the_engines_queue() -> None:
         raise AssertionError
 
     task = asyncio.create_task(calls.ask("ann", [PoolInput(b"abcd")], False, send))
-    while not sent:
-        await asyncio.sleep(0)
+    await until(lambda: sent)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 import uvicorn
 import uvloop
-from http_context import HELLO, P, Scenario, within
+from http_context import HELLO, P, Scenario, until, within
 from real_port import MOST, Client, Port, port, request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
@@ -47,11 +47,6 @@ def at_a_port(patience: float = SHORT, app: ASGIApp | None = None) -> Callable[[
         return run
 
     return decorate
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def good_request(opened: Port) -> None:

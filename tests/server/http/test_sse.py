@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_context import HELLO, Call, Site, events, served
+from http_context import HELLO, Call, Site, events, served, until
 
 import server.http.sse
 from scheduler.protocol import FinishReason
@@ -59,8 +59,7 @@ async def test_a_failed_choice_ends_the_stream_and_the_other_turns(site: Site) -
 async def test_the_status_waits_for_admission(site: Site) -> None:
     site.engine.admit.clear()
     call = Call.post(site.app, CHAT, body(stream=True))
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     await asyncio.sleep(0.02)
     assert call.status == 0
     site.engine.admit.set()
@@ -89,8 +88,7 @@ async def test_a_client_that_leaves_takes_all_its_turns_along(site: Site, stream
     if stream:
         await call.until(lambda: b'"Hello"' in call.body)
     else:
-        while len(site.engine.submitted) < n:
-            await asyncio.sleep(0)
+        await until(lambda: len(site.engine.submitted) >= n)
     await call.leave()
     assert sorted(site.engine.cancelled) == sorted(s.turn for s in site.engine.submitted)
     assert len(site.engine.submitted) == n
@@ -102,8 +100,7 @@ async def test_a_client_that_leaves_takes_all_its_turns_along(site: Site, stream
 async def test_a_client_that_leaves_the_queue_is_cancelled_too(site: Site, stream: bool) -> None:
     site.engine.admit.clear()
     call = Call.post(site.app, CHAT, body(stream=stream))
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     await call.leave()
     assert site.engine.cancelled == [site.engine.submitted[0].turn]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sql
-from log_kit import as_format_7, opened, sqlite, turn, user, with_log
+from log_kit import as_format_7, opened, read, sqlite, turn, user, with_log
 from postgres_server import PostgresServer
 
 from server.log.listing import SessionFilter
@@ -147,8 +147,7 @@ async def test_titles_come_from_the_first_message(log: SessionLog) -> None:
         "mark": "#",
         "tag": "#python is nice",
     }
-    record = await log.get("a", "s")
-    assert record is not None
+    record = await read(log)
     assert record.summary.title == titles["s"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_context import Call, P, Scenario, Test, events, within
+from http_context import Call, P, Scenario, Test, events, until, within
 from models_kit import ModelSite, model_site
 
 from scheduler.model_facts import PoolingFacts
@@ -22,11 +22,6 @@ from server.models import loading_stream, registry
 def with_models(*names: str, **parts: Any) -> Callable[[Scenario[ModelSite, P]], Test[P]]:
     """Make a test of a coroutine function whose first parameter is a ModelSite."""
     return within(lambda: model_site(*names, **parts))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @with_models("a", "b", "c")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import HELLO, Site, demo_tokens, served
+from http_context import HELLO, Site, served
 from pydantic import ValidationError
 
 from server.schemas.messages import ChatMessageParam
@@ -98,7 +98,7 @@ async def test_pictures_that_a_tool_gave_back_are_named(site: Site) -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Here:"}, PICTURE]}
     answer = await site.chat(messages=[*HELLO, called, result], tools=[LOOK])
     assert answer.json()["cache"]["adapted"] == [{"rule": "image_replaced", "param": "tool", "count": 1}]
-    prompt = demo_tokens().decode([*memoryview(site.engine.submitted[-1].prompt).cast("i")])
+    prompt = site.prompt()
     assert "Here:\n[image]" in prompt
     assert (await site.chat(messages=[{"role": "user", "content": [PICTURE]}])).status_code == 400
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import HELLO, Site, demo_tokens, served
+from http_context import HELLO, Site, served
 
 from server.schemas.sent_history import mend_history
 
@@ -33,7 +33,7 @@ async def test_pictures_behind_a_tools_result_are_the_tools(site: Site) -> None:
     history = [*HELLO, calls("c1", "c2"), gave("c1"), gave("c2"), user(PICTURE, SEE), user(PICTURE)]
     answer = await site.chat(messages=history, tools=[LOOK])
     assert answer.json()["cache"]["adapted"] == [{"rule": "image_replaced", "param": "user", "count": 2}]
-    prompt = demo_tokens().decode([*memoryview(site.engine.submitted[-1].prompt).cast("i")])
+    prompt = site.prompt()
     assert "[image]\nSee:" in prompt
     assert "AAAA" not in prompt
 

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
-from scheduler.protocol import unpack_ids
 from server.chat.bad_words import encode_bad_words
 from server.constraints.grammars import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 
 END = 2
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 GBNF = 'root ::= answer "!"\nanswer ::= "yes" | "no"'
-
-
-def prompt_ids(site: Site) -> list[int]:
-    return list(unpack_ids(site.engine.submitted[-1].prompt))
 
 
 def ids_of(choices: list[Any]) -> list[int]:
@@ -37,22 +32,22 @@ async def both(site: Site, **body: Any) -> list[Any]:
 @served()
 async def test_token_ids_of_prompt_and_reply_are_told(site: Site) -> None:
     told = (await site.chat(return_token_ids=True)).json()
-    assert told["prompt_token_ids"] == prompt_ids(site)
+    assert told["prompt_token_ids"] == site.prompt_ids()
     assert told["choices"][0]["token_ids"] == [*reply_ids(), END]
     completion = (await site.complete(return_token_ids=True, max_tokens=50)).json()["choices"][0]
-    assert completion["prompt_token_ids"] == prompt_ids(site)
+    assert completion["prompt_token_ids"] == site.prompt_ids()
     assert completion["token_ids"] == [*reply_ids(), END]
 
 
 @served()
 async def test_streams_tell_the_prompts_ids_first_and_each_chunk_its_own(site: Site) -> None:
     chunks = events((await site.chat(return_token_ids=True, stream=True)).text)[:-1]
-    assert chunks[0]["prompt_token_ids"] == prompt_ids(site)
+    assert chunks[0]["prompt_token_ids"] == site.prompt_ids()
     assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
     assert ids_of([chunk["choices"][0] for chunk in chunks]) == [*reply_ids(), END]
     body = {"return_token_ids": True, "stream": True, "max_tokens": 50, "echo": True}
     choices = [chunk["choices"][0] for chunk in events((await site.complete(**body)).text)[:-1]]
-    assert choices[0]["prompt_token_ids"] == prompt_ids(site)
+    assert choices[0]["prompt_token_ids"] == site.prompt_ids()
     assert choices[0]["text"] == "Once"
     assert ids_of(choices) == [*reply_ids(), END]
 
@@ -106,7 +101,7 @@ async def test_the_prompts_log_probabilities(site: Site) -> None:
     for number, answer in enumerate(await both(site, prompt_logprobs=2)):
         told = answer.json()
         entries = told.get("prompt_logprobs") or told["choices"][0]["prompt_logprobs"]
-        ids = list(unpack_ids(site.engine.submitted[number].prompt))
+        ids = site.prompt_ids(number)
         assert len(entries) == len(ids)
         assert entries[0] is None
         for id, entry in zip(ids[1:], entries[1:], strict=True):

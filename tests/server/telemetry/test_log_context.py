@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_context import HELLO, Call, Site, demo_tokens, served
+from http_context import HELLO, Call, Site, demo_tokens, served, until
 
 from scheduler.logs import JsonLines, TextLines
 from server.telemetry.log_context import ContextFilter, access
@@ -131,8 +131,7 @@ async def test_a_client_that_left_is_a_line_too(site: Site) -> None:
     site.engine.pause_after = 1
     with listening() as lines:
         call = Call.post(site.app, "/v1/chat/completions", {"messages": HELLO})
-        while not site.engine.submitted:
-            await asyncio.sleep(0)
+        await until(lambda: site.engine.submitted)
         await call.leave()
     assert [(line["status"], line["error"]) for line in lines.requests()] == [(499, "cancelled")]
 

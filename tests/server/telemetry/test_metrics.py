@@ -1,13 +1,12 @@
 """/metrics, /health and /v1/models: what probes and dashboards see."""
 
-import asyncio
 import os
 import time
 
 import msgspec
 import pytest
 from fake_engine import FACTS
-from http_context import HELLO, PATIENCE, Call, Site, served
+from http_context import HELLO, PATIENCE, Call, Site, served, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.tier import Tier, TierStats
@@ -322,8 +321,7 @@ async def test_answers_are_counted_by_route_and_status_and_labels_stay_few(site:
 async def test_a_client_that_left_is_counted_as_such(site: Site) -> None:
     site.engine.admit.clear()
     call = Call.post(site.app, "/v1/chat/completions", {"messages": HELLO})
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     await call.leave()
     text = (await site.http.get("/metrics")).text
     assert value(text, 'warmturn_requests_total{route="/v1/chat/completions",status="499"}') == 1

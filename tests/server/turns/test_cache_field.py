@@ -11,7 +11,6 @@ from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 from log_kit import as_logged
 
 from cache.tier import Tier
-from scheduler.protocol import unpack_ids
 from scheduler.turn_receipt import Miss, Receipt
 from server.chat.stateful import full_ids
 from server.log.logged_message import LoggedMessage
@@ -20,10 +19,6 @@ from server.log.timeline import NewTurn, SessionRecord
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2
 NOTHING = dict.fromkeys(map(str, Tier), 0)
-
-
-def prompt_of(site: Site, number: int = -1) -> list[int]:
-    return list(unpack_ids(site.engine.submitted[number].prompt))
 
 
 def token(id: int) -> dict[str, Any]:
@@ -50,7 +45,7 @@ async def test_a_body_says_what_its_prompt_cost(site: Site, endpoint: str) -> No
     prefill = body["cache"].pop("prefill_ms")
     assert 0 <= prefill < 60_000
     assert 0 <= body["cache"].pop("decode_ms") < 60_000
-    length = len(prompt_of(site))
+    length = len(site.prompt_ids())
     assert body["cache"] == {
         "prompt_tokens": length,
         "reused": {**NOTHING, "device": 1, "host": 1, "disk": 3, "remote": 2},
@@ -74,7 +69,7 @@ async def test_a_stream_says_it_once_where_it_ends_and_beside_usage(site: Site, 
     assert len(ends) == 2
     assert carrying == [ends[-1], *([chunks[-1]] if usage else [])]
     assert len({str(chunk["cache"]) for chunk in carrying}) == 1
-    assert carrying[0]["cache"]["prompt_tokens"] == len(prompt_of(site))
+    assert carrying[0]["cache"]["prompt_tokens"] == len(site.prompt_ids())
 
 
 @served()
@@ -108,7 +103,7 @@ async def test_a_stateful_turn_misses_nothing_when_the_cache_has_its_session(sit
     cache = await ask(site, session_id="s", messages=MORE)
     assert cache["miss"] is None
     assert cache["recomputed"] == 0
-    assert cache["reused"]["device"] == len([*prompt_of(site, 0), *reply_ids(), END])
+    assert cache["reused"]["device"] == len([*site.prompt_ids(0), *reply_ids(), END])
 
 
 @served()
@@ -117,8 +112,8 @@ async def test_a_stateful_turn_whose_cache_is_gone_was_evicted(site: Site) -> No
     site.engine.receipts = [Receipt(0, 0)]  # an engine that has just started knows of nothing
     cache = await ask(site, session_id="s", messages=MORE)
     assert cache["miss"] == {"reason": "evicted", "at": 0, "got": None, "expected": None}
-    known = len(prompt_of(site, 0)) + len(reply_ids())
-    assert (cache["recomputed"], cache["new"]) == (known, len(prompt_of(site)) - known)
+    known = len(site.prompt_ids(0)) + len(reply_ids())
+    assert (cache["recomputed"], cache["new"]) == (known, len(site.prompt_ids()) - known)
 
 
 @pytest.mark.parametrize("reason", ["damaged", "recompute_cheaper", "no_room", "no_checkpoint"])
@@ -134,10 +129,10 @@ async def test_the_engines_own_reasons_pass(site: Site, reason: str) -> None:
 async def test_a_full_history_under_a_name_that_was_edited(site: Site) -> None:
     named = {"X-Session-ID": "s", "X-Session-Create": "true"}
     await ask(site, headers=named)
-    logged = [*prompt_of(site), *reply_ids(), END]
+    logged = [*site.prompt_ids(), *reply_ids(), END]
     history = [*HELLO, {"role": "assistant", "content": "Hello there, Ann."}, *MORE]
     cache = await ask(site, headers=named, messages=history)
-    prompt = prompt_of(site)
+    prompt = site.prompt_ids()
     at = next(i for i, (a, b) in enumerate(zip(prompt, logged, strict=False)) if a != b)
     assert cache["miss"] == {
         "reason": "edited_history",
@@ -163,14 +158,14 @@ async def test_words_that_tokenise_otherwise_than_they_were_sampled_are_drift(si
     letters = [id for letter in "Hello there." for id in demo_tokens().encode(letter, special=False)]
     site.engine.ids = [*letters, END]
     text = (await site.chat(headers=named)).json()["choices"][0]["message"]["content"]
-    at = len(prompt_of(site))
+    at = len(site.prompt_ids())
     history = [*HELLO, {"role": "assistant", "content": text}, *MORE]
     cache = await ask(site, headers=named, messages=history)
-    assert prompt_of(site)[at] != letters[0]
+    assert site.prompt_ids()[at] != letters[0]
     assert cache["miss"] == {
         "reason": "template_drift",
         "at": at,
-        "got": token(prompt_of(site)[at]),
+        "got": token(site.prompt_ids()[at]),
         "expected": token(letters[0]),
     }
 
@@ -197,7 +192,7 @@ async def test_a_log_of_another_model_is_a_miss_of_its_own(site: Site) -> None:
 async def test_an_unnamed_chat_is_told_where_it_left_the_cache(site: Site) -> None:
     site.engine.receipts = [Receipt(0, 2, miss=Miss.DIVERGED, matched=3, expected=7)]
     cache = await ask(site)
-    assert cache["miss"] == {"reason": "diverged", "at": 3, "got": token(prompt_of(site)[3]), "expected": token(7)}
+    assert cache["miss"] == {"reason": "diverged", "at": 3, "got": token(site.prompt_ids()[3]), "expected": token(7)}
 
 
 @served()
@@ -205,7 +200,7 @@ async def test_a_seeded_message_is_rendered_by_the_next_turn(site: Site) -> None
     past = [LoggedMessage("system", "Be brief."), LoggedMessage("user", "I am Ann.")]
     await site.log.create("default", "s", messages=past)
     await ask(site, session_id="s", messages=MORE)
-    assert prompt_of(site) == full_ids(demo_tokens(), [*past, *as_logged(MORE)])
+    assert site.prompt_ids() == full_ids(demo_tokens(), [*past, *as_logged(MORE)])
     record = await logged(site)
     assert [m.content for m in record.messages] == ["Be brief.", "I am Ann.", "And now?", "Hello there, friend."]
 
@@ -217,7 +212,7 @@ async def test_an_edited_message_is_rendered_behind_the_tokens_that_stay(site: S
     await site.log.edit("default", "s", 2, "And then?")
     kept = (await logged(site)).tokens
     cache = await ask(site, session_id="s", messages=[{"role": "user", "content": "Tell me."}])
-    prompt = prompt_of(site)
+    prompt = site.prompt_ids()
     assert prompt[: len(kept)] == kept
     assert demo_tokens().decode(prompt[len(kept) :]) == (
         "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>user\nTell me.<|im_end|>\n<|im_start|>assistant\n"
@@ -230,7 +225,7 @@ async def test_raw_text_follows_messages_that_no_turn_has_rendered(site: Site) -
     await site.log.create("default", "s", messages=[LoggedMessage("user", "Once")])
     await site.complete(prompt=" upon", session_id="s")
     tokens = demo_tokens()
-    assert prompt_of(site) == [*tokens.encode("Once", special=True), *tokens.encode(" upon", special=False)]
+    assert site.prompt_ids() == [*tokens.encode("Once", special=True), *tokens.encode(" upon", special=False)]
 
 
 @served()
@@ -243,11 +238,11 @@ async def test_and_text_that_was_edited_since(site: Site) -> None:
     assert kept
     await site.complete(prompt=" a time", session_id="s")
     edited = [*tokens.encode(" under", special=False), *tokens.encode(" a time", special=False)]
-    assert prompt_of(site) == [*kept, *edited]
+    assert site.prompt_ids() == [*kept, *edited]
 
 
 @served()
 async def test_a_whole_text_under_a_name_is_the_prompt(site: Site) -> None:
     for prompt in ("Once", "Once upon"):
         await site.complete(prompt=prompt, headers={"X-Session-ID": "s", "X-Session-Create": "true"})
-        assert prompt_of(site) == demo_tokens().encode(prompt, special=True)
+        assert site.prompt_ids() == demo_tokens().encode(prompt, special=True)

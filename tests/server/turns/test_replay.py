@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_context import HELLO, Call, Site, events, served
+from http_context import HELLO, Call, Site, events, served, until
 from log_kit import as_logged
 from starlette.requests import Request as StarletteRequest
 
@@ -204,8 +203,7 @@ async def test_a_retry_while_the_first_one_runs_is_busy_and_then_replayed(site: 
     site.engine.pause_after = 1
     body = {"messages": HELLO, "session_id": "s"}
     first = Call.post(site.app, "/v1/chat/completions", body, headers=KEY)
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     response = await site.chat(headers=KEY, session_id="s")
     assert (response.status_code, response.json()["error"]["code"]) == (409, "session_busy")
     site.engine.go.set()
@@ -220,8 +218,7 @@ async def test_a_turn_that_was_never_committed_runs_again(site: Site, stream: bo
     site.engine.pause_after = 1
     body = {"messages": HELLO, "session_id": "s", "stream": stream}
     call = Call.post(site.app, "/v1/chat/completions", body, headers=KEY)
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     await call.leave()
     site.engine.pause_after = None
     response = await site.chat(headers=KEY, session_id="s")
@@ -235,8 +232,7 @@ async def test_a_turn_on_a_session_that_moved_on_elsewhere_is_not_committed(site
     await site.chat(session_id="s")
     site.engine.pause_after = 1
     call = Call.post(site.app, "/v1/chat/completions", {"messages": MORE, "session_id": "s"})
-    while len(site.engine.submitted) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(site.engine.submitted) >= 2)
     await site.log.commit(
         "default", "s", NewTurn(tokens=[5, 6], messages=as_logged(HELLO), fingerprint="f", finish_reason="stop")
     )  # as another server on the same database would

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
 import httpx2
 import pytest
-from http_context import Call, Site, demo_tokens, served
+from compaction_kit import HEAD, LONG, SUMMARY, TALK, turn_of
+from http_context import Call, Site, served, until
 
 from server.chat.compaction import ASKED, GO_ON, TASK
 from server.schemas.sealed_compaction import SEAL
 
-LONG = "Tell me a story. " * 20
-SUMMARY = "Hello there, friend."
-TALK: list[dict[str, Any]] = [
-    {"role": "user", "content": "First " + LONG},
-    {"role": "assistant", "content": "One."},
-    {"role": "user", "content": "Second " + LONG},
-    {"role": "assistant", "content": "Two."},
-    {"role": "user", "content": "Third"},
-]
 CALLED = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"a": "é"}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Seen."}]},
@@ -46,38 +37,22 @@ async def message(site: Site, messages: Any = TALK, status: int = 200, headers: 
     return answer.json()
 
 
-def ids(site: Site, at: int = -1) -> list[int]:
-    return [*memoryview(site.engine.submitted[at].prompt).cast("i")]
-
-
-def prompt(site: Site, at: int = -1) -> str:
-    """A prompt as text."""
-    return demo_tokens().decode(ids(site, at))
-
-
-def turn_of(role: str, text: str) -> str:
-    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
-
-
-HEAD = turn_of("user", ASKED) + turn_of("assistant", SUMMARY)
-
-
 @pytest.mark.wide
 @served()
 async def test_beyond_its_trigger_the_older_part_is_summarised(site: Site) -> None:
     told = await message(site, system="Be kind.")
     assert [block["type"] for block in told["content"]] == ["compaction", "text"]
     assert told["content"][0]["content"] == SUMMARY
-    asked = prompt(site, 0)
+    asked = site.prompt(0)
     assert asked.startswith(turn_of("system", "Be kind."))
     assert ("First" in asked, "Two." in asked, "Third" in asked) == (True, True, False)
     assert asked.endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
     front = turn_of("system", "Be kind.")
-    assert prompt(site) == f"{front}{HEAD}{turn_of('user', 'Third')}<|im_start|>assistant\n"
+    assert site.prompt() == f"{front}{HEAD}{turn_of('user', 'Third')}<|im_start|>assistant\n"
     parts = told["usage"]["iterations"]
     assert [part["type"] for part in parts] == ["compaction", "message"]
     read = [part["input_tokens"] + part["cache_read_input_tokens"] for part in parts]
-    assert read == [len(ids(site, 0)), len(ids(site, 1))]
+    assert read == [len(site.prompt_ids(0)), len(site.prompt_ids(1))]
     assert told["usage"]["input_tokens"] == parts[1]["input_tokens"]
     assert (told["stop_reason"], told["context_management"]) == ("end_turn", {"applied_edits": []})
     assert told["cache"]["compaction"]["messages"] == 4
@@ -91,12 +66,12 @@ async def test_the_next_request_goes_on_behind_the_summary(site: Site, only_newe
     sent = [*([] if only_newest else TALK), said, {"role": "user", "content": "Fourth"}]
     two = await message(site, sent)
     assert "iterations" not in two["usage"]
-    assert ids(site)[: len(ids(site, 1))] == ids(site, 1)
-    assert two["usage"]["cache_read_input_tokens"] >= len(ids(site, 1)) - 1
-    assert prompt(site).endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', 'Fourth')}<|im_start|>assistant\n")
+    assert site.prompt_ids()[: len(site.prompt_ids(1))] == site.prompt_ids(1)
+    assert two["usage"]["cache_read_input_tokens"] >= len(site.prompt_ids(1)) - 1
+    assert site.prompt().endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', 'Fourth')}<|im_start|>assistant\n")
     body = {"messages": sent}
     counted = (await site.http.post("/v1/messages/count_tokens", json=body)).json()
-    assert counted["input_tokens"] == len(ids(site))
+    assert counted["input_tokens"] == len(site.prompt_ids())
 
 
 @served()
@@ -107,19 +82,19 @@ async def test_a_block_without_what_this_server_knows_is_a_summary(site: Site) -
             site, [*TALK, {"role": "assistant", "content": [block, {"type": "text", "text": "On."}]}, TALK[4]]
         )
         told = [("user", ASKED), ("assistant", "So far."), ("user", GO_ON), ("assistant", "On."), ("user", "Third")]
-        assert prompt(site) == "".join(turn_of(*one) for one in told) + "<|im_start|>assistant\n"
+        assert site.prompt() == "".join(turn_of(*one) for one in told) + "<|im_start|>assistant\n"
 
 
 @served()
 async def test_results_stay_with_their_calls(site: Site) -> None:
     told = await message(site, [*TALK, *CALLED], tools=TOOLS)
-    assert "Third" in prompt(site, 0)
-    assert "Seen." not in prompt(site, 0)
-    after = prompt(site)
+    assert "Third" in site.prompt(0)
+    assert "Seen." not in site.prompt(0)
+    after = site.prompt()
     assert after.index(SUMMARY) < after.index(GO_ON) < after.index("é") < after.index("Seen.")
     said = {"role": "assistant", "content": told["content"]}
     await message(site, [*TALK, *CALLED, said, TALK[4]], tools=TOOLS, context_management=None)
-    assert prompt(site).startswith(after)
+    assert site.prompt().startswith(after)
 
 
 @served()
@@ -129,14 +104,14 @@ async def test_a_client_may_pause_behind_the_compaction(site: Site) -> None:
     assert [part["type"] for part in told["usage"]["iterations"]] == ["compaction"]
     assert (told["usage"]["input_tokens"], told["usage"]["output_tokens"]) == (0, 0)
     assert len(site.engine.submitted) == 1
-    assert prompt(site).endswith(f"{turn_of('user', 'Third')}{turn_of('user', 'Be brief.')}<|im_start|>assistant\n")
+    assert site.prompt().endswith(f"{turn_of('user', 'Third')}{turn_of('user', 'Be brief.')}<|im_start|>assistant\n")
     said = {"role": "assistant", "content": told["content"]}
     for kept, asked in (([], GO_ON), ([TALK[4]], "Third")):
         two = await message(site, [said, *kept])
         assert two["stop_reason"] == "end_turn"
-        assert prompt(site) == f"{HEAD}{turn_of('user', asked)}<|im_start|>assistant\n"
+        assert site.prompt() == f"{HEAD}{turn_of('user', asked)}<|im_start|>assistant\n"
     await message(site, [*TALK, said], context_management=None)
-    assert prompt(site) == f"{HEAD}{turn_of('user', GO_ON)}<|im_start|>assistant\n"
+    assert site.prompt() == f"{HEAD}{turn_of('user', GO_ON)}<|im_start|>assistant\n"
 
 
 @served()
@@ -144,7 +119,7 @@ async def test_the_parameter_compacts_everything(site: Site) -> None:
     asked = {"type": "summarize", "instructions": " "}
     told = await message(site, TALK[:2], compaction=asked, context_management=None)
     assert (told["stop_reason"], told["content"][0]["content"]) == ("compaction", SUMMARY)
-    assert prompt(site).endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
+    assert site.prompt().endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
     assert len(site.engine.submitted) == 1
 
 
@@ -194,7 +169,7 @@ async def test_what_does_not_fit_is_compacted_in_parts(site: Site) -> None:
     summaries = told["cache"]["compaction"]["summaries"]
     assert summaries == len(site.engine.submitted) - 1 > 1
     assert [part["type"] for part in told["usage"]["iterations"]] == ["compaction"] * summaries + ["message"]
-    asked = [prompt(site, at) for at in range(summaries)]
+    asked = [site.prompt(at) for at in range(summaries)]
     assert all(any(f"Number {number}." in one for one in asked) for number in range(20))
     body = {"max_tokens": 9, "messages": [*talk, TALK[4]]}
     assert (await site.http.post("/v1/messages", json=body)).status_code == 400
@@ -203,7 +178,7 @@ async def test_what_does_not_fit_is_compacted_in_parts(site: Site) -> None:
 @served()
 async def test_a_beginning_of_the_reply_stays(site: Site) -> None:
     await message(site, [*TALK, {"role": "assistant", "content": "Well"}])
-    assert prompt(site) == f"{HEAD}{turn_of('user', 'Third')}<|im_start|>assistant\nWell"
+    assert site.prompt() == f"{HEAD}{turn_of('user', 'Third')}<|im_start|>assistant\nWell"
 
 
 @served()
@@ -223,8 +198,7 @@ async def test_a_client_that_leaves_ends_the_summary(site: Site) -> None:
     site.engine.pause_after = 2
     body = {"max_tokens": 9, "messages": TALK, "context_management": edit()}
     call = Call.post(site.app, "/v1/messages", body)
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
     await call.leave()
     assert site.engine.cancelled == [site.engine.submitted[0].turn]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import Site, demo_tokens, served
+from http_context import Site, served
 
 CLEARED = "[Old tool result content cleared]"
 
@@ -28,11 +28,6 @@ async def message(site: Site, *edits: dict[str, Any], status: int = 200, **body:
     return answer.json()
 
 
-def prompt(site: Site) -> str:
-    """The last prompt as text."""
-    return demo_tokens().decode([*memoryview(site.engine.submitted[-1].prompt).cast("i")])
-
-
 def uses(**fields: Any) -> dict[str, Any]:
     trigger = {"type": "input_tokens", "value": 10}
     return {"type": "clear_tool_uses_20250919", "trigger": trigger, **fields}
@@ -40,19 +35,19 @@ def uses(**fields: Any) -> dict[str, Any]:
 
 def kept(site: Site) -> list[int]:
     """The results that the model reads."""
-    return [number for number in range(5) if f"result {number}" in prompt(site)]
+    return [number for number in range(5) if f"result {number}" in site.prompt()]
 
 
 @served()
 async def test_the_newest_results_are_kept(site: Site) -> None:
     told = await message(site, uses())
     assert kept(site) == [2, 3, 4]
-    assert prompt(site).count(CLEARED) == 2
+    assert site.prompt().count(CLEARED) == 2
     (applied,) = told["context_management"]["applied_edits"]
     assert (applied["type"], applied["cleared_tool_uses"]) == ("clear_tool_uses_20250919", 2)
     counted = await site.http.post("/v1/messages/count_tokens", json={"messages": TALK})
     assert applied["cleared_input_tokens"] == counted.json()["input_tokens"] - told["cache"]["prompt_tokens"]
-    assert '"n": 0' in prompt(site)
+    assert '"n": 0' in site.prompt()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,7 @@ async def test_when_and_what_it_clears(site: Site, fields: dict[str, Any], left:
 @served()
 async def test_inputs_are_cleared_where_that_is_asked_for(site: Site, chosen: Any, left: list[int]) -> None:
     await message(site, uses(clear_tool_inputs=chosen))
-    assert [number for number in range(5) if f'"n": {number}' in prompt(site)] == left
+    assert [number for number in range(5) if f'"n": {number}' in site.prompt()] == left
 
 
 @served()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_context import Site, demo_tokens, served, site
+from http_context import Site, served, site
 from template_styles import STYLES, tokens_with
-
-from scheduler.protocol import unpack_ids
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ASKED = {"role": "user", "content": "Weather?"}
@@ -43,25 +41,21 @@ async def message(site: Site, messages: list[Any], status: int = 200, **body: An
     return answer.json()
 
 
-def prompt(site: Site, number: int = -1) -> str:
-    return demo_tokens().decode(list(unpack_ids(site.engine.submitted[number].prompt)))
-
-
 @served(tokens=lambda: ALL)
 async def test_a_deferred_tool_is_in_the_prompt_where_it_is_found(site: Site) -> None:
     history: list[Any] = [ASKED, SEARCHED]
     await message(site, [ASKED])
-    assert "search" in prompt(site)
-    assert "weather" not in prompt(site)
+    assert "search" in site.prompt()
+    assert "weather" not in site.prompt()
     told = await message(site, [*history, found("weather", text="One match.")])
-    before, _, behind = prompt(site).partition("One match.")
+    before, _, behind = site.prompt().partition("One match.")
     assert "The weather." not in before
     assert behind.count('"name": "weather"') == 1
-    assert "stocks" not in prompt(site)
+    assert "stocks" not in site.prompt()
     assert {"rule": "tools_in_place", "param": "tools", "count": 1} in told["cache"]["adapted"]
     later = [*history, found("weather", text="One match."), DONE, AGAIN]
     await message(site, later)
-    assert prompt(site).startswith(prompt(site, 1).removesuffix("<|im_start|>assistant\n"))
+    assert site.prompt().startswith(site.prompt(1).removesuffix("<|im_start|>assistant\n"))
 
 
 @pytest.mark.parametrize("kept", [ALL, NONE], ids=["in place", "in front"])
@@ -84,11 +78,11 @@ async def test_a_system_message_adds_a_tool_and_takes_it_away(site: Site) -> Non
     history: list[Any] = [ASKED, change("tool_addition", "weather")]
     called = await message(site, history)
     assert called["content"][0]["type"] == "tool_use"
-    assert prompt(site).index("Weather?") < prompt(site).index("The weather.")
+    assert site.prompt().index("Weather?") < site.prompt().index("The weather.")
     history += [DONE, AGAIN, change("tool_removal", "weather")]
     gone = await message(site, history)
     assert gone["content"][0]["type"] == "text"
-    assert "can no longer be called: weather" in prompt(site)
+    assert "can no longer be called: weather" in site.prompt()
     again = await message(site, [*history, DONE, AGAIN, change("tool_addition", "weather")])
     assert again["content"][0]["type"] == "tool_use"
 
@@ -106,16 +100,16 @@ async def test_a_tool_at_the_front_can_be_taken_away_and_come_back(site: Site) -
 async def test_a_tool_is_defined_once_and_an_unknown_one_not_at_all(site: Site) -> None:
     twice = [ASKED, SEARCHED, found("weather", "weather"), change("tool_addition", "weather"), DONE, AGAIN]
     await message(site, twice)
-    assert prompt(site).count("The weather.") == 1
+    assert site.prompt().count("The weather.") == 1
     gone = await message(site, [ASKED, SEARCHED, found("other", "search")])
-    assert prompt(site).count("The search.") == 1
+    assert site.prompt().count("The search.") == 1
     assert "adapted" not in gone["cache"]
 
 
 @served(tokens=lambda: NONE)
 async def test_with_the_rule_off_it_is_in_front(site: Site) -> None:
     told = await message(site, [ASKED, SEARCHED, found("weather")])
-    assert prompt(site).index("The weather.") < prompt(site).index("Weather?")
+    assert site.prompt().index("The weather.") < site.prompt().index("Weather?")
     assert "adapted" not in told["cache"]
 
 
@@ -132,7 +126,7 @@ async def test_a_session_has_it_after_the_turn_that_found_it(site: Site) -> None
     given = {"max_tokens": 100, "messages": [AGAIN], "session_id": "s"}
     third = (await site.http.post("/v1/messages", json=given)).json()
     assert third["content"][0]["type"] == "tool_use"
-    assert prompt(site).count("The weather.") == 1
+    assert site.prompt().count("The weather.") == 1
 
 
 @served(tokens=lambda: NONE)
@@ -142,7 +136,7 @@ async def test_a_session_with_the_rule_off_has_it_in_front(site: Site) -> None:
     result = found("weather")
     result["content"][0]["tool_use_id"] = first["content"][0]["id"]
     await message(site, [result], session_id="s")
-    assert prompt(site).index("The weather.") < prompt(site).index("Weather?")
+    assert site.prompt().index("The weather.") < site.prompt().index("Weather?")
 
 
 @served(tokens=lambda: ALL)

@@ -11,10 +11,10 @@ import httpx2
 import msgspec
 import pytest
 from http_context import Call as Request
-from http_context import Site, demo_tokens, reply_ids, served
+from http_context import Site, reply_ids, served
 from msgspec import UNSET
 
-from scheduler.protocol import Delta, unpack_ids
+from scheduler.protocol import Delta
 from server.api.anthropic.reply import AnthropicReply
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
@@ -62,10 +62,6 @@ async def events(site: Site, **body: Any) -> list[tuple[str, Any]]:
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
 
 
-def prompt(site: Site, turn: int = -1) -> str:
-    return demo_tokens().decode(list(unpack_ids(site.engine.submitted[turn].prompt)))
-
-
 @served()
 async def test_a_message(site: Site) -> None:
     response = await message(site, system="Be kind.")
@@ -77,9 +73,9 @@ async def test_a_message(site: Site) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
     usage = answer["usage"]
     assert usage["output_tokens"] == len(reply_ids()) + 1
-    assert usage["input_tokens"] == len(unpack_ids(site.engine.submitted[0].prompt))
+    assert usage["input_tokens"] == len(site.prompt_ids(0))
     assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (0, 0)
-    assert "Be kind." in prompt(site)
+    assert "Be kind." in site.prompt()
 
 
 @served()
@@ -130,13 +126,13 @@ async def test_blocks_become_messages(site: Site) -> None:
         ],
     )
     assert response.status_code == 200, response.text
-    said = prompt(site)
+    said = site.prompt()
     for text in ("One.\nTwo.", "weather", "Oslo", "Rain", "And now?\nWell?"):
         assert text in said
     assert said.index("Oslo") < said.index("Rain") < said.index("And now?")
     failed = {"type": "tool_result", "tool_use_id": "c1", "content": "no wires", "is_error": True}
     await message(site, tools=[WEATHER], messages=[*ASKED, {"role": "user", "content": [failed]}])
-    assert "Error: no wires" in prompt(site)
+    assert "Error: no wires" in site.prompt()
 
 
 @served()
@@ -269,7 +265,7 @@ async def test_counting(site: Site) -> None:
     body = {"messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}
     count = (await site.http.post("/v1/messages/count_tokens?beta=true", json=body)).json()
     await message(site, **body)
-    assert count == {"input_tokens": len(unpack_ids(site.engine.submitted[0].prompt))}
+    assert count == {"input_tokens": len(site.prompt_ids(0))}
     assert len(site.engine.submitted) == 1
     await message(site, headers={"X-Session-ID": "s", "X-Session-Create": "true"})
     more = {"session_id": "s", "messages": HELLO}

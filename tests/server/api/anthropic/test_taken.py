@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FACTS
-from http_context import Site, demo_tokens, served
+from http_context import Site, served
 from msgspec import structs
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -27,11 +27,6 @@ async def message(site: Site, **body: Any) -> Any:
     answer = await site.http.post("/v1/messages?beta=true", json={"max_tokens": 9, "messages": HELLO, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def prompt(site: Site) -> str:
-    """The last prompt as text."""
-    return demo_tokens().decode([*memoryview(site.engine.submitted[-1].prompt).cast("i")])
 
 
 def adapted(told: Any) -> list[tuple[str, str]]:
@@ -92,8 +87,8 @@ async def test_tools_that_only_anthropic_runs_are_left_out(site: Site) -> None:
         ("tool_left_out", "web_search_20250305"),
         ("tool_left_out", "tool_search_tool_bm25_20251119"),
     ]
-    assert "weather" in prompt(site)
-    assert "web_search" not in prompt(site)
+    assert "weather" in site.prompt()
+    assert "web_search" not in site.prompt()
     await message(site, tools=[SEARCH], tool_choice={"type": "auto"})
 
 
@@ -104,8 +99,8 @@ async def test_tools_that_only_anthropic_runs_are_left_out(site: Site) -> None:
 @served()
 async def test_tools_whose_input_is_known_by_their_type_can_be_called(site: Site, kind: str, field: str) -> None:
     await message(site, tools=[{"type": kind, "name": "given"}])
-    assert "given" in prompt(site)
-    assert field in prompt(site)
+    assert "given" in site.prompt()
+    assert field in site.prompt()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +116,11 @@ async def test_tools_whose_input_is_known_by_their_type_can_be_called(site: Site
 async def test_what_a_result_has_beside_text_is_replaced(site: Site, block: Any, text: str, rule: str | None) -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "Here:"}, block]}
     told = await message(site, messages=[*CALLED, {"role": "user", "content": [result]}])
-    assert f"Here:\n{text}" in prompt(site)
+    assert f"Here:\n{text}" in site.prompt()
     assert adapted(told) == ([] if rule is None else [(rule, "tool_result")])
     beside = [{"type": "tool_result", "tool_use_id": "c1", "content": "Here:"}, block]
     await message(site, messages=[*CALLED, {"role": "user", "content": beside}])
-    assert text in prompt(site)
+    assert text in site.prompt()
 
 
 @served()
@@ -145,7 +140,7 @@ async def test_what_other_servers_have_left_in_a_history_is_left_out(site: Site)
         {"type": "text", "text": "Found it.", "citations": [{"type": "web_search_result_location"}]},
     ]
     told = await message(site, messages=[*HELLO, {"role": "assistant", "content": said}, *HELLO])
-    assert "Found it." in prompt(site)
+    assert "Found it." in site.prompt()
     assert [rule for rule, _ in adapted(told)] == ["block_left_out"] * 3
 
 
@@ -165,7 +160,7 @@ async def test_a_compaction_that_failed_is_left_out(site: Site) -> None:
     block = {"type": "compaction", "content": None, "encrypted_content": "x"}
     said = [block, {"type": "text", "text": "Found it."}]
     told = await message(site, messages=[*HELLO, {"role": "assistant", "content": said}, *HELLO])
-    assert prompt(site).count("Hello") == 2
+    assert site.prompt().count("Hello") == 2
     assert adapted(told) == [("block_left_out", "compaction")]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 from fake_engine import FACTS, LISTENING, spoken
-from http_context import Site, site
+from http_context import Site, site, until
 from media_kit import changed_at, encoded, png, wav
 from msgspec import structs
 from speech_kit import recogniser_of, sound_file
@@ -161,8 +161,7 @@ async def test_a_server_that_stops_ends_what_it_hears_and_begins_nothing(monkeyp
 
         monkeypatch.setattr(at.engine, "transcribe", slowly)
         asked = asyncio.create_task(post(at))
-        while not models.in_hand:
-            await asyncio.sleep(0.001)
+        await until(lambda: models.in_hand)
         at.engine.draining = True
         assert (await post(at)).status_code == 503
         assert models.in_hand == 1

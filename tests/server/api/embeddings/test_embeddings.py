@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_engine import EMBEDDING, FACTS, SCORING, vector_of
-from http_context import Call, Site, demo_tokens, served, site, within
+from http_context import Call, Site, demo_tokens, served, site, until, within
 from msgspec import structs
 
 from scheduler.pooling_messages import PoolInput
@@ -193,8 +192,7 @@ async def test_what_the_engine_raises_is_told(site: Site, failure: Exception, st
 async def test_a_client_that_leaves_takes_its_request_along(site: Site) -> None:
     site.engine.pause_after = 0
     call = Call.post(site.app, "/v1/embeddings", {"input": "Hello"})
-    while not site.engine.pooled:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.pooled)
     await call.leave()
     assert site.engine.cancelled == ["pool"]
 

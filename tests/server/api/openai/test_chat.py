@@ -5,7 +5,6 @@ from typing import Any
 from fake_engine import FACTS
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
-from scheduler.protocol import unpack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 
@@ -32,7 +31,7 @@ async def test_body_has_the_shape_of_openai(site: Site) -> None:
 async def test_prompt_is_the_rendered_template(site: Site) -> None:
     await site.chat()
     text = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    assert list(unpack_ids(site.engine.submitted[0].prompt)) == demo_tokens().encode(text, special=False)
+    assert site.prompt_ids(0) == demo_tokens().encode(text, special=False)
     assert site.engine.submitted[0].session is None
     assert site.engine.submitted[0].tenant == "default"
 
@@ -48,7 +47,7 @@ async def test_defaults_are_those_of_openai(site: Site) -> None:
 @served()
 async def test_usage_counts_tokens_and_what_was_cached(site: Site) -> None:
     first = (await site.chat()).json()["usage"]
-    prompt = len(unpack_ids(site.engine.submitted[0].prompt))
+    prompt = len(site.prompt_ids(0))
     assert first == {
         "prompt_tokens": prompt,
         "completion_tokens": len(reply_ids()) + 1,
@@ -120,7 +119,7 @@ async def test_n_choices_are_n_turns_with_seeds_of_their_own(site: Site) -> None
     assert [c["index"] for c in body["choices"]] == [0, 1, 2]
     assert [s.sampling.seed for s in site.engine.submitted] == [40, 41, 42]
     assert len({s.turn for s in site.engine.submitted}) == 3
-    prompt = len(unpack_ids(site.engine.submitted[0].prompt))
+    prompt = len(site.prompt_ids(0))
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (prompt, 3 * (len(reply_ids()) + 1))
 
 
@@ -184,7 +183,7 @@ async def test_text_parts_are_joined_and_developer_is_system_where_the_template_
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]
     await site.chat(messages=messages)
-    rendered = demo_tokens().decode(unpack_ids(site.engine.submitted[0].prompt))
+    rendered = site.prompt(0)
     assert rendered.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>")
 
 

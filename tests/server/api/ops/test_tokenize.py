@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from http_context import HELLO, Site, demo_tokens, events, served
 
-from scheduler.protocol import unpack_ids
-
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -38,7 +36,7 @@ async def test_text_there_and_back(site: Site) -> None:
 async def test_chats_as_the_engine_gets_them(site: Site) -> None:
     chat: dict[str, Any] = {"messages": HELLO, "tools": [TOOL]}
     assert (await site.chat(**chat)).status_code == 200
-    ids = list(unpack_ids(site.engine.submitted[0].prompt))
+    ids = site.prompt_ids(0)
     assert (await post(site, "/tokenize", **chat))["tokens"] == ids
     rendered = await post(site, "/apply-template", **chat)
     assert rendered == {"prompt": demo_tokens().decode(ids), "tokens": ids}
@@ -56,7 +54,7 @@ async def test_the_prompt_of_a_sessions_next_turn(site: Site) -> None:
     await site.chat(session_id="s")
     rendered = await post(site, "/apply-template", session_id="s", messages=HELLO)
     await site.chat(session_id="s")
-    assert rendered["tokens"] == list(unpack_ids(site.engine.submitted[1].prompt))
+    assert rendered["tokens"] == site.prompt_ids(1)
     assert len((await site.http.get("/v1/sessions/s/turns")).json()["data"]) == 2
 
 

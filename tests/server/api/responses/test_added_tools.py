@@ -6,7 +6,7 @@ from typing import Any
 
 from http_context import Site, served
 from openai_document import faults
-from responses_kit import prompt, respond, says
+from responses_kit import respond, says
 
 
 def item(*tools: Any) -> dict[str, Any]:
@@ -25,18 +25,18 @@ DEVELOPER = {"role": "developer", "content": "Be kind."}
 @served()
 async def test_tools_that_are_there_from_the_beginning_are_at_the_front(site: Site) -> None:
     await respond(site, input=[DEVELOPER, user("Hi")], tools=[FUNCTION], store=False)
-    plain = prompt(site)
+    plain = site.prompt()
     await respond(site, input=[item(FUNCTION), DEVELOPER, user("Hi")], store=False)
-    assert prompt(site) == plain
+    assert site.prompt() == plain
     await respond(site, input=[DEVELOPER, item(FUNCTION), user("Hi")], store=False)
-    assert prompt(site) == plain
+    assert site.prompt() == plain
 
 
 @served()
 async def test_a_stored_response_keeps_the_tools_of_its_front(site: Site) -> None:
     one = await respond(site, input=[item(FUNCTION, LATE), user("Hi")])
     two = await respond(site, input=[user("More")], previous_response_id=one["id"])
-    assert prompt(site).startswith(prompt(site, 0))
+    assert site.prompt().startswith(site.prompt(0))
     assert two["id"].rpartition("_")[0] == one["id"].rpartition("_")[0]
     says(site, ("mail__send", "{}"))
     (call,) = (await respond(site, input=[user("Send")], previous_response_id=two["id"]))["output"]
@@ -48,10 +48,10 @@ async def test_a_follow_up_with_more_tools_goes_on_and_one_with_fewer_forks(site
     more = {"type": "function", "name": "more", "parameters": {"type": "object"}}
     one = await respond(site, input=[user("Hi")], tools=[FUNCTION])
     two = await respond(site, input=[user("Next")], previous_response_id=one["id"], tools=[more, FUNCTION])
-    assert prompt(site).startswith(prompt(site, 0))
-    assert prompt(site).index('"more"') > prompt(site).index("Next")
+    assert site.prompt().startswith(site.prompt(0))
+    assert site.prompt().index('"more"') > site.prompt().index("Next")
     fewer = await respond(site, input=[user("Last")], previous_response_id=two["id"], tools=[FUNCTION])
-    assert '"more"' not in prompt(site)
+    assert '"more"' not in site.prompt()
     sessions = [made["id"].rpartition("_")[0] for made in (one, two, fewer)]
     assert sessions[0] == sessions[1] != sessions[2]
 
@@ -60,13 +60,13 @@ async def test_a_follow_up_with_more_tools_goes_on_and_one_with_fewer_forks(site
 async def test_tools_that_come_later_leave_the_prompt_before_them(site: Site) -> None:
     past = [user("Hi"), {"role": "assistant", "content": "Hello"}]
     await respond(site, input=[*past, user("Next")], tools=[FUNCTION], store=False)
-    front = prompt(site).partition("Next")[0]
+    front = site.prompt().partition("Next")[0]
     says(site, ("mail__send", '{"to": "me"}'))
     later = [*past, item(LATE), user("Next")]
     made = await respond(site, input=later, tools=[FUNCTION], store=False)
-    assert prompt(site).startswith(front.rpartition("<|im_start|>")[0])
-    assert prompt(site).count('"mail__send"') == 1
-    assert prompt(site).index('"mail__send"') > prompt(site).index("Hello")
+    assert site.prompt().startswith(front.rpartition("<|im_start|>")[0])
+    assert site.prompt().count('"mail__send"') == 1
+    assert site.prompt().index('"mail__send"') > site.prompt().index("Hello")
     (call,) = made["output"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("mail", "send", '{"to": "me"}')
     choice = {"type": "function", "name": "send", "namespace": "mail"}
@@ -89,12 +89,12 @@ async def test_a_search_finds_tools_that_can_be_called(site: Site) -> None:
     }
     says(site, ("mail__send", "{}"))
     two = await respond(site, input=[user("Find mail"), call, found], tools=[search], store=False)
-    assert prompt(site).startswith(prompt(site, 0))
+    assert site.prompt().startswith(site.prompt(0))
     assert (two["output"][0]["namespace"], two["output"][0]["name"]) == ("mail", "send")
     again = [user("Find mail"), call, found, *two["output"]]
     output = {"type": "function_call_output", "call_id": two["output"][0]["call_id"], "output": "Sent."}
     await respond(site, input=[*again, output], tools=[search], store=False)
-    assert prompt(site).startswith(prompt(site, 1))
+    assert site.prompt().startswith(site.prompt(1))
 
 
 @served()
@@ -112,4 +112,4 @@ async def test_what_was_added_is_listed(site: Site) -> None:
     assert not faults("ConversationItemList", items)
     assert [given["type"] for given in items["data"]] == ["additional_tools", "message"]
     await respond(site, conversation=made["id"], input="Go")
-    assert "mail__send" in prompt(site)
+    assert "mail__send" in site.prompt()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from http_context import Site, served
 from openai_document import faults, stream_faults
-from responses_kit import adapted, prompt, respond, says
+from responses_kit import adapted, respond, says
 
 from server.api.responses.client_tools import LONGEST, ToolKey, ToolNames
 from server.api.responses.tool_schemas import VENDOR_TOOLS
@@ -123,7 +123,7 @@ async def test_a_call_that_comes_back_is_rendered_as_it_was_generated(
     result = {**OUTPUTS[made["type"]], "call_id": made["call_id"]}
     again: Any = [{"role": "user", "content": "Go"}, made, result]
     second = await respond(site, again, tools=TOOLS, store=False)
-    assert prompt(site).startswith(prompt(site, 0))
+    assert site.prompt().startswith(site.prompt(0))
     assert second["usage"]["input_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
 
 
@@ -148,7 +148,7 @@ async def test_the_log_keeps_what_kind_of_call_it_was(
 @served()
 async def test_what_a_tool_is_told_to_the_model(site: Site) -> None:
     made = await respond(site, tools=TOOLS)
-    text = prompt(site)
+    text = site.prompt()
     for piece in ("apply_patch", "Edits files.", "Lark grammar", "agents__spawn", "Starts one.", "They help."):
         assert text.count(piece) == 1, piece
     assert [tool["type"] for tool in made["tools"]] == [tool["type"] for tool in TOOLS]
@@ -182,7 +182,7 @@ async def test_a_tool_that_only_a_vendor_runs_is_left_out(site: Site, type: str)
     made = await respond(site, tools=[tool, {"type": "function", "name": "f"}])
     assert adapted(made) == [("tool_left_out", base, 1)]
     assert [one["type"] for one in made["tools"]] == ["function"]
-    assert type not in prompt(site)
+    assert type not in site.prompt()
     body = {"input": "x", "tools": [tool], "tool_choice": {"type": type}}
     answer = await site.http.post("/v1/responses", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice.type")

@@ -10,7 +10,6 @@ import pytest
 from http_context import Site, served
 from msgspec.structs import replace
 from openai_document import stream_faults
-from responses_kit import prompt
 
 FOLDER = Path(__file__).resolve().parents[3] / "agents" / "recordings" / "codex"
 SESSIONS = {
@@ -51,7 +50,7 @@ async def test_every_request_is_answered_and_goes_on_from_the_one_before(site: S
         assert last["type"] == "response.completed"
         rules |= {(one["rule"], one["param"]) for one in last["response"]["cache"]["adapted"]}
         if number:
-            assert prompt(site).startswith(prompt(site, -2))
+            assert site.prompt().startswith(site.prompt(-2))
         count = await site.http.post("/v1/responses/input_tokens", json=counted(body))
         assert count.json()["input_tokens"] == last["response"]["usage"]["input_tokens"]
     assert sorted(rules) == SESSIONS[session]

@@ -23,11 +23,6 @@ TALK: list[dict[str, Any]] = [
 ]
 
 
-def prompts(site: Site) -> list[str]:
-    """What the engine was asked, as text."""
-    return [demo_tokens().decode([*memoryview(s.prompt).cast("i")]) for s in site.engine.submitted]
-
-
 async def compact(site: Site, headers: Any = None, **body: Any) -> Any:
     answer = await site.http.post("/v1/responses/compact", json={"model": "demo", **body}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -50,7 +45,7 @@ async def test_the_model_summarises_what_it_has_read(site: Site) -> None:
     assert [item["content"][0]["text"] for item in made["output"][:2]] == ["First", "Second"]
     assert unseal(made["output"][2]["encrypted_content"]) == SUMMARY
     assert made["usage"]["output_tokens"] == 7
-    (prompt,) = prompts(site)
+    (prompt,) = site.prompts()
     assert prompt.startswith("<|im_start|>system\nBe kind.")
     assert "Two." in prompt
     assert prompt.endswith(f"<|im_start|>user\n{TASK}<|im_end|>\n<|im_start|>assistant\n")
@@ -60,7 +55,7 @@ async def test_the_model_summarises_what_it_has_read(site: Site) -> None:
 async def test_a_conversation_goes_on_from_its_summary(site: Site) -> None:
     made = await compact(site, input=TALK)
     await respond(site, input=[*made["output"], {"role": "user", "content": "Third"}], store=False)
-    assert prompts(site)[-1] == (
+    assert site.prompts()[-1] == (
         f"<|im_start|>user\nFirst\n\nSecond\n\n{ASKED}<|im_end|>\n"
         f"<|im_start|>assistant\n{SUMMARY}<|im_end|>\n"
         "<|im_start|>user\nThird<|im_end|>\n<|im_start|>assistant\n"
@@ -71,7 +66,7 @@ async def test_a_conversation_goes_on_from_its_summary(site: Site) -> None:
 async def test_what_came_before_a_summary_is_not_read_again(site: Site) -> None:
     item = {"type": "compaction", "encrypted_content": seal("So far.")}
     await respond(site, input=[*TALK, item, {"role": "user", "content": "Third"}], instructions="Be kind.")
-    prompt = prompts(site)[-1]
+    prompt = site.prompts()[-1]
     assert "One." not in prompt
     assert "Seen." not in prompt
     assert prompt.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nFirst\n\nSecond")
@@ -110,7 +105,7 @@ async def test_of_what_is_too_long_the_oldest_part_is_summarised_first(site: Sit
     talk = [{"role": role, "content": f"{number} {words}"} for number in range(6) for role in ("user", "assistant")]
     made = await compact(site, input=talk, instructions="Be kind.")
     assert len(made["output"]) == 7
-    first, *between, second = prompts(site)
+    first, *between, second = site.prompts()
     assert ("0 word" in first, "5 word" in first) == (True, False)
     assert ("0 word" in second, "5 word" in second) == (False, True)
     assert second.startswith(f"<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n{ASKED}<|im_end|>\n")
@@ -134,7 +129,7 @@ async def test_a_model_that_writes_no_summary_is_told(site: Site) -> None:
 async def test_a_summary_that_another_server_has_encrypted_is_left_out(site: Site) -> None:
     item = {"type": "compaction", "encrypted_content": "gAAAA"}
     made = await respond(site, input=[*TALK, item, {"role": "user", "content": "Third"}])
-    assert "One." in prompts(site)[-1]
+    assert "One." in site.prompts()[-1]
     assert made["cache"]["adapted"] == [{"rule": "item_left_out", "param": "compaction", "count": 1}]
 
 

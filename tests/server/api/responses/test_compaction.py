@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from typing import Any
 
 import pytest
-from http_context import Call, Site, demo_tokens, served
+from compaction_kit import HEAD, LONG, SUMMARY, TALK, turn_of
+from http_context import Call, Site, demo_tokens, served, until
 from openai_document import stream_faults
-from responses_kit import prompt, respond, says
+from responses_kit import respond, says
 from template_styles import THINKS, tokens_with
 
 from server.api.responses.sealed_reasoning import unseal
@@ -19,43 +19,23 @@ from server.log.logged_message import LoggedMessage
 from server.schemas.sealed_compaction import SEAL, seal_messages, unseal_messages
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
-LONG = "Tell me a story. " * 20
-TALK: list[dict[str, Any]] = [
-    {"role": "user", "content": "First " + LONG},
-    {"role": "assistant", "content": "One."},
-    {"role": "user", "content": "Second " + LONG},
-    {"role": "assistant", "content": "Two."},
-    {"role": "user", "content": "Third"},
-]
 RULE = [{"type": "compaction", "compact_threshold": 200}]
 TRIGGER = {"type": "compaction_trigger"}
-SUMMARY = "Hello there, friend."
-
-
-def ids(site: Site, at: int = -1) -> list[int]:
-    return [*memoryview(site.engine.submitted[at].prompt).cast("i")]
-
-
-def turn_of(role: str, text: str) -> str:
-    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
-
-
-HEAD = turn_of("user", ASKED) + turn_of("assistant", SUMMARY)
 
 
 @served()
 async def test_beyond_its_threshold_the_older_part_is_summarised(site: Site) -> None:
     made = await respond(site, TALK, context_management=RULE, instructions="Be kind.", store=False)
     assert [item["type"] for item in made["output"]] == ["compaction", "message"]
-    asked, replied = prompt(site, 0), prompt(site, 1)
+    asked, replied = site.prompt(0), site.prompt(1)
     assert asked.startswith(turn_of("system", "Be kind."))
     assert ("First" in asked, "Two." in asked, "Third" in asked) == (True, True, False)
     assert asked.endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
     assert replied == f"{turn_of('system', 'Be kind.')}{HEAD}{turn_of('user', 'Third')}<|im_start|>assistant\n"
     told = made["cache"]["compaction"]
     assert (told["reason"], told["messages"], told["summaries"]) == ("threshold", 4, 1)
-    assert (told["prompt_tokens"], told["completion_tokens"]) == (len(ids(site, 0)), 7)
-    assert made["usage"]["input_tokens"] == len(ids(site, 1))  # a client that counts sees how much is left
+    assert (told["prompt_tokens"], told["completion_tokens"]) == (len(site.prompt_ids(0)), 7)
+    assert made["usage"]["input_tokens"] == len(site.prompt_ids(1))  # a client that counts sees how much is left
 
 
 @pytest.mark.parametrize("only_newest", [False, True])
@@ -65,9 +45,9 @@ async def test_a_client_that_sends_its_history_goes_on_behind_the_summary(site: 
     sent = [*([] if only_newest else TALK), *made["output"], {"role": "user", "content": "Fourth"}]
     two = await respond(site, sent, context_management=RULE, store=False)
     assert "compaction" not in two["cache"]
-    assert ids(site)[: len(ids(site, 1))] == ids(site, 1)
-    assert two["usage"]["input_tokens_details"]["cached_tokens"] >= len(ids(site, 1)) - 1
-    assert prompt(site).endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', 'Fourth')}<|im_start|>assistant\n")
+    assert site.prompt_ids()[: len(site.prompt_ids(1))] == site.prompt_ids(1)
+    assert two["usage"]["input_tokens_details"]["cached_tokens"] >= len(site.prompt_ids(1)) - 1
+    assert site.prompt().endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', 'Fourth')}<|im_start|>assistant\n")
 
 
 @served()
@@ -76,17 +56,17 @@ async def test_a_stored_response_goes_on_behind_the_summary_and_before_it(site: 
     two = await respond(site, "Fourth " + LONG, previous_response_id=one["id"], context_management=RULE)
     assert [item["type"] for item in two["output"]] == ["compaction", "message"]
     assert (
-        ids(site, 1)[: one["usage"]["total_tokens"]]
-        == [*ids(site, 0), *ids(site, 1)[len(ids(site, 0)) :]][: one["usage"]["total_tokens"]]
+        site.prompt_ids(1)[: one["usage"]["total_tokens"]]
+        == [*site.prompt_ids(0), *site.prompt_ids(1)[len(site.prompt_ids(0)) :]][: one["usage"]["total_tokens"]]
     )
     cached = two["cache"]["compaction"]["cached_tokens"]
     assert cached >= one["usage"]["total_tokens"] - 1  # only the question is computed
     three = await respond(site, "Fifth", previous_response_id=two["id"])
-    assert ids(site)[: len(ids(site, 2))] == ids(site, 2)
-    assert "First" not in prompt(site)
+    assert site.prompt_ids()[: len(site.prompt_ids(2))] == site.prompt_ids(2)
+    assert "First" not in site.prompt()
     assert three["usage"]["input_tokens_details"]["cached_tokens"] >= two["usage"]["total_tokens"] - 1
     back = await respond(site, "Fifth", previous_response_id=one["id"])
-    assert "First" in prompt(site)
+    assert "First" in site.prompt()
     assert back["usage"]["input_tokens_details"]["cached_tokens"] >= one["usage"]["total_tokens"] - 1
     assert (await site.http.get(f"/v1/responses/{two['id']}")).json() == two
 
@@ -95,7 +75,7 @@ async def test_a_stored_response_goes_on_behind_the_summary_and_before_it(site: 
 async def test_a_conversation_that_is_compacted_is_kept_as_it_was(site: Site) -> None:
     conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
     await respond(site, TALK, conversation=conversation)
-    before = ids(site)
+    before = site.prompt_ids()
     made = await respond(site, "Fourth " + LONG, conversation=conversation, context_management=RULE)
     kept = made["cache"]["compaction"]["kept"]
     items = (await site.http.get(f"/v1/conversations/{conversation}/items?order=asc&limit=50")).json()["data"]
@@ -105,7 +85,7 @@ async def test_a_conversation_that_is_compacted_is_kept_as_it_was(site: Site) ->
     answer = await site.http.delete(f"/v1/conversations/{conversation}/items/{items[6]['id']}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "item_not_removable")
     back = await respond(site, "Fourth", conversation=f"conv_{kept}")
-    assert ids(site)[: len(before)] == before
+    assert site.prompt_ids()[: len(before)] == before
     assert back["usage"]["input_tokens_details"]["cached_tokens"] >= len(before)
     tree = (await site.http.get(f"/v1/sessions/{kept}/tree")).json()
     assert len(tree["data"]) == 2
@@ -119,17 +99,17 @@ async def test_calls_that_are_being_answered_stay(site: Site) -> None:
     site.engine.ids = None
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Seen."}
     stored = await respond(site, [result], previous_response_id=one["id"], tools=TOOLS, context_management=RULE)
-    assert "Third" in prompt(site, 1)
-    assert "look" not in prompt(site, 1).rpartition(TASK)[0].rpartition("Third")[2]
-    after = prompt(site)
+    assert "Third" in site.prompt(1)
+    assert "look" not in site.prompt(1).rpartition(TASK)[0].rpartition("Third")[2]
+    after = site.prompt()
     assert after.index(ASKED) < after.index(GO_ON) < after.index("Seen.")
     assert "Third" not in after
     made = await respond(site, [*TALK, call, result], tools=TOOLS, context_management=RULE, store=False)
-    assert prompt(site) == after
+    assert site.prompt() == after
     await respond(site, [*made["output"], {"role": "user", "content": "On"}], tools=TOOLS, store=False)
-    assert prompt(site).startswith(after)
+    assert site.prompt().startswith(after)
     await respond(site, "On", previous_response_id=stored["id"], tools=TOOLS)
-    assert prompt(site).startswith(after)
+    assert site.prompt().startswith(after)
 
 
 @served()
@@ -162,10 +142,10 @@ async def test_what_does_not_fit_is_compacted_in_parts(site: Site, rules: dict[s
     told = made["cache"]["compaction"]
     assert (told["reason"], told["messages"], told["summaries"]) == ("context", 40, len(site.engine.submitted) - 1)
     assert told["summaries"] > 1
-    asked = [prompt(site, at) for at in range(told["summaries"])]
+    asked = [site.prompt(at) for at in range(told["summaries"])]
     for number in range(20):
         assert sum(f"Number {number}." in one for one in asked) >= 1
-    assert prompt(site) == f"{HEAD}{turn_of('user', 'And now?')}<|im_start|>assistant\n"
+    assert site.prompt() == f"{HEAD}{turn_of('user', 'And now?')}<|im_start|>assistant\n"
 
 
 @served()
@@ -207,14 +187,14 @@ async def test_a_trigger_is_answered_by_one_compaction(site: Site) -> None:
     made = await respond(site, [*TALK[:-1], TRIGGER], instructions="Be kind.", tools=TOOLS, store=False)
     (item,) = made["output"]
     assert (item["type"], unseal(item["encrypted_content"])) == ("compaction", SUMMARY)
-    assert prompt(site).endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
+    assert site.prompt().endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
     assert (made["status"], made["usage"]["output_tokens"]) == ("completed", 7)
     assert made["cache"]["compaction"]["reason"] == "request"
     assert "line" not in made["cache"]
     users = [one for one in TALK if one["role"] == "user"]
     await respond(site, [*users, item], store=False)  # in the middle of its work
-    assert prompt(site).endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', GO_ON)}<|im_start|>assistant\n")
-    assert "Third" in prompt(site)
+    assert site.prompt().endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', GO_ON)}<|im_start|>assistant\n")
+    assert "Third" in site.prompt()
 
 
 @served()
@@ -235,15 +215,15 @@ async def test_a_session_goes_on_from_the_compaction_that_it_was_asked_for(site:
     assert [item["type"] for item in two["output"]] == ["compaction"]
     assert two["usage"]["input_tokens_details"]["cached_tokens"] >= one["usage"]["total_tokens"] - 1
     await respond(site, "Fourth", previous_response_id=two["id"])
-    assert prompt(site) == f"{HEAD}{turn_of('user', 'Fourth')}<|im_start|>assistant\n"
+    assert site.prompt() == f"{HEAD}{turn_of('user', 'Fourth')}<|im_start|>assistant\n"
     await respond(site, "Fourth", previous_response_id=one["id"])
-    assert "First" in prompt(site)
+    assert "First" in site.prompt()
     conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
     await respond(site, TALK, conversation=conversation)
     made = await respond(site, [TRIGGER], conversation=conversation)
     assert made["cache"]["compaction"]["kept"]
     await respond(site, "Fourth", conversation=conversation)
-    assert prompt(site) == f"{HEAD}{turn_of('user', 'Fourth')}<|im_start|>assistant\n"
+    assert site.prompt() == f"{HEAD}{turn_of('user', 'Fourth')}<|im_start|>assistant\n"
 
 
 @served()
@@ -255,7 +235,7 @@ async def test_a_model_that_writes_no_summary_ends_nothing(site: Site) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "compaction_failed")
     site.engine.reply = SUMMARY
     await respond(site, "Fourth", previous_response_id=one["id"])
-    assert "First" in prompt(site)
+    assert "First" in site.prompt()
 
 
 @served(tokens=lambda: tokens_with(THINKS))
@@ -278,12 +258,12 @@ async def test_tools_that_came_later_stay_callable_behind_the_summary(site: Site
     added = {"type": "additional_tools", "role": "developer", "tools": [{**TOOLS[0], "name": "late"}]}
     talk = [*TALK[:2], added, *TALK[2:]]
     made = await respond(site, talk, tools=TOOLS, context_management=RULE, store=False)
-    front, _, rest = prompt(site).partition(ASKED)
+    front, _, rest = site.prompt().partition(ASKED)
     assert ("look" in front, "late" in front, "late" in rest.partition(SUMMARY)[0]) == (True, False, True)
-    before = prompt(site)
+    before = site.prompt()
     says(site, ("late", "{}"))
     two = await respond(site, [*made["output"], {"role": "user", "content": "On"}], tools=TOOLS, store=False)
-    assert prompt(site).startswith(before)
+    assert site.prompt().startswith(before)
     assert two["output"][0]["name"] == "late"
 
 
@@ -298,8 +278,7 @@ async def test_a_count_is_that_of_the_whole_conversation(site: Site) -> None:
 async def test_a_client_that_leaves_ends_the_summary(site: Site) -> None:
     site.engine.pause_after = 2
     call = Call.post(site.app, "/v1/responses", {"input": TALK, "context_management": RULE})
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
     await call.leave()
     assert site.engine.cancelled == [site.engine.submitted[0].turn]
     assert len(site.engine.submitted) == 1
@@ -324,12 +303,12 @@ async def test_on_a_line_the_summary_begins_with_its_tokens_and_the_next_turn_go
     first = {"role": "user", "content": "First " + LONG}
     one = await ask([first])
     two = await ask([first, *one["output"], {"role": "user", "content": "Second " + LONG}])
-    begun = [*ids(site, 0), *letters]
-    assert ids(site, 1)[: len(begun)] == begun  # as generated, not as text would be
+    begun = [*site.prompt_ids(0), *letters]
+    assert site.prompt_ids(1)[: len(begun)] == begun  # as generated, not as text would be
     assert two["output"][0]["type"] == "compaction"
     three = await ask([*two["output"], {"role": "user", "content": "Third"}])
     assert three["cache"]["line"]["outcome"] == "continued"
-    assert ids(site)[: len(ids(site, 2)) + len(letters)] == [*ids(site, 2), *letters]
+    assert site.prompt_ids()[: len(site.prompt_ids(2)) + len(letters)] == [*site.prompt_ids(2), *letters]
     back = await ask([first, *one["output"], {"role": "user", "content": "Other"}])
     assert back["cache"]["line"]["turns"] == 1  # the line from before it is still there
 

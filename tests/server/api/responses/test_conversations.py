@@ -38,11 +38,6 @@ async def respond(site: Site, conversation: str, input: Any, **body: Any) -> Any
     return answer.json()
 
 
-def prompt(site: Site) -> list[int]:
-    """What the engine was asked last."""
-    return [*memoryview(site.engine.submitted[-1].prompt).cast("i")]
-
-
 @served()
 async def test_from_its_creation_to_its_end(site: Site) -> None:
     id = await create(site, items=[BO], metadata={"a": "b"})
@@ -106,13 +101,13 @@ async def test_an_item_that_is_taken_out_leaves_the_rest(site: Site) -> None:
     for text in ("First.", "Second.", "Third."):
         await respond(site, id, text)
     before = await items(site, id)
-    first = prompt(site)
+    first = site.prompt_ids()
     gone = await site.http.delete(f"/v1/conversations/{id}/items/{before[2]['id']}")
     assert not faults("ConversationResource", gone.json())
     assert await items(site, id) == [*before[:2], *before[3:]]
     assert (await site.http.delete(f"/v1/conversations/{id}/items/{before[2]['id']}")).status_code == 404
     made = await respond(site, id, "Fourth.")
-    text = demo_tokens().decode(prompt(site))
+    text = site.prompt()
     assert "Second." not in text
     assert text.index("First.") < text.index("Third.") < text.index("Fourth.")
     assert text.count("Hello there, friend.") == 3

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
-from http_context import Site, demo_tokens, served
+from http_context import Site, served, until
 from openai_document import faults
 
 from server.api.responses.input_items import MAX_REFERRED
@@ -41,11 +41,6 @@ async def refused(site: Site, status: int, param: str | None, headers: Any = Non
 
 def session_of(response: Any) -> str:
     return str(response["id"].removeprefix("resp_").rpartition("_")[0])
-
-
-def prompts(site: Site) -> list[str]:
-    """What the engine was asked, as text."""
-    return [demo_tokens().decode([*memoryview(s.prompt).cast("i")]) for s in site.engine.submitted]
 
 
 # --- the object ---------------------------------------------------------------------------------------------
@@ -237,12 +232,12 @@ async def test_a_follow_up_goes_on_and_an_older_one_branches(site: Site) -> None
     assert session_of(two) == session_of(one)
     branch = await respond(site, "Other.", previous_response_id=one["id"])
     assert session_of(branch) != session_of(one)
-    assert "First." in prompts(site)[2]
-    assert "Second." not in prompts(site)[2]
+    assert "First." in site.prompts()[2]
+    assert "Second." not in site.prompts()[2]
     assert branch["usage"]["input_tokens_details"]["cached_tokens"] >= one["usage"]["total_tokens"] - 1
     onward = await respond(site, "Then.", previous_response_id=branch["id"])
     assert session_of(onward) == session_of(branch)
-    assert "Other." in prompts(site)[3]
+    assert "Other." in site.prompts()[3]
     summary = await site.log.summary("default", session_of(branch))
     assert summary is not None
     assert summary.parent == (session_of(one), 1)
@@ -271,7 +266,7 @@ async def test_what_writes_the_past_anew_leaves_it_to_others(
         await respond(site, [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "So?"}])
     three = await respond(site, "Third.", previous_response_id=one["id"])
     assert session_of(three) == session_of(one)
-    assert "Second." not in prompts(site)[-1]
+    assert "Second." not in site.prompts()[-1]
 
 
 @served()
@@ -279,8 +274,7 @@ async def test_two_at_once_behind_one_response_both_go_on(site: Site) -> None:
     one = await respond(site, "First.")
     site.engine.pause_after = 1
     both = [asyncio.create_task(respond(site, text, previous_response_id=one["id"])) for text in ("A.", "B.")]
-    while len(site.engine.running) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(site.engine.running) >= 2)
     site.engine.go.set()
     made = [await task for task in both]
     assert len({session_of(response) for response in made}) == 2
@@ -292,8 +286,7 @@ async def test_two_at_once_on_one_conversation_are_one_and_a_409(site: Site) -> 
     conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
     site.engine.pause_after = 1
     first = asyncio.create_task(respond(site, "A.", conversation=conversation))
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
     answer = await site.http.post("/v1/responses", json={"input": "B.", "conversation": {"id": conversation}})
     assert answer.status_code == 409
     counted = await site.http.post("/v1/responses/input_tokens", json={"input": "B.", "conversation": conversation})
@@ -333,7 +326,7 @@ async def test_without_store_nothing_is_kept(site: Site) -> None:
     assert (await site.http.get("/v1/sessions")).json()["data"] == []
     kept = await respond(site, "First.")
     follow = await respond(site, "Second.", previous_response_id=kept["id"], store=False)
-    assert "First." in prompts(site)[-1]
+    assert "First." in site.prompts()[-1]
     assert len((await site.http.get("/v1/sessions")).json()["data"]) == 1
     await refused(site, 400, "previous_response_id", input="x", previous_response_id=follow["id"])
     conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
@@ -351,7 +344,7 @@ async def test_instructions_are_those_of_one_response(site: Site) -> None:
     two = await respond(site, "Second.", previous_response_id=one["id"], instructions="Speak like a pirate.")
     three = await respond(site, "Third.", previous_response_id=two["id"], instructions="Speak like a poet.")
     await respond(site, "Fourth.", previous_response_id=three["id"])
-    first, second, third, fourth = prompts(site)
+    first, second, third, fourth = site.prompts()
     assert second.startswith(first)
     assert ("pirate" in third, "poet" in third) == (False, True)
     assert ("pirate" in fourth, "poet" in fourth) == (False, False)
@@ -374,7 +367,7 @@ async def test_what_does_not_fit_is_refused_or_compacted(site: Site) -> None:
     assert error["code"] == "context_length_exceeded"
     made = await respond(site, **body, truncation="auto", instructions="Be kind.")
     assert made["cache"]["compaction"]["reason"] == "context"
-    asked, shown = prompts(site)[-2:]
+    asked, shown = site.prompts()[-2:]
     assert all(text in asked for text in ("Oldest.", "Older.", "Old."))
     assert "Old" not in shown
     assert shown.index("Be kind.") < shown.index(site.engine.reply) < shown.index("New.")
@@ -382,7 +375,7 @@ async def test_what_does_not_fit_is_refused_or_compacted(site: Site) -> None:
     assert items[0]["content"][0]["text"].startswith("Oldest.")
     assert [item["type"] for item in items] == ["message"] * 6 + ["compaction", "message", "message"]
     again = await respond(site, "Newest.", conversation=conversation, instructions="Be kind.", max_output_tokens=400)
-    assert prompts(site)[-1].startswith(shown)
+    assert site.prompts()[-1].startswith(shown)
     assert again["usage"]["input_tokens_details"]["cached_tokens"] >= made["usage"]["total_tokens"] - 1
     await refused(site, 400, "instructions", input="x", instructions=word * 9000)
     huge = await site.http.post("/v1/responses", json={"input": word * 9000, "truncation": "auto"})
@@ -411,7 +404,7 @@ async def test_an_item_that_is_somewhere_is_referred_to(site: Site) -> None:
     made = await respond(
         site, [*({"type": "item_reference", "id": id} for id in ids), {"role": "user", "content": "So?"}]
     )
-    assert "My name is Bo." in prompts(site)[-1]
+    assert "My name is Bo." in site.prompts()[-1]
     assert made["usage"]["input_tokens_details"]["cached_tokens"] >= one["usage"]["total_tokens"] - 1
     bare = await respond(site, [{"id": ids[0]}])
     assert bare["output"]
@@ -472,8 +465,7 @@ async def test_a_retry_while_the_first_try_runs_is_a_409(site: Site) -> None:
     site.engine.pause_after = 1
     key = {"Idempotency-Key": "k1"}
     first = asyncio.create_task(respond(site, "A.", previous_response_id=one["id"], headers=key))
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
     body: Any = {"input": "A.", "previous_response_id": one["id"]}
     assert (await site.http.post("/v1/responses", json=body, headers=key)).status_code == 409
     site.engine.go.set()
@@ -533,8 +525,7 @@ async def test_one_that_is_being_followed_is_deleted_alone(site: Site) -> None:
     one = await respond(site)
     site.engine.pause_after = 2
     two = asyncio.create_task(respond(site, "And?", previous_response_id=one["id"]))
-    while not site.engine.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: site.engine.running)
     assert (await site.http.delete(f"/v1/responses/{one['id']}")).status_code == 200
     site.engine.go.set()
     assert (await site.http.get(f"/v1/responses/{(await two)['id']}")).status_code == 200
@@ -597,7 +588,7 @@ async def test_a_billing_line_before_instructions_and_system_items_is_left_out(s
         {"rule": "billing_line_folded", "param": "instructions", "count": 1},
         {"rule": "billing_line_folded", "param": "system", "count": 1},
     ]
-    asked, again = prompts(site)
+    asked, again = site.prompts()
     assert "billing" not in again
     assert again.startswith(asked)
     assert "<|im_start|>system\nBe brief." in again

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from http_context import Site, demo_tokens
+from http_context import Site, demo_tokens, until
 from real_port import Port, on_a_port, port
 from template_styles import NO_TOOLS, tokens_with
 from websockets.asyncio.client import ClientConnection, connect
@@ -151,7 +151,7 @@ async def test_a_prompt_is_read_without_a_reply(at: Port) -> None:
         ]
         assert (warm["output"], warm["usage"]["output_tokens"], warm["store"]) == ([], 0, False)
         await create(socket, input="Go on", previous_response_id=warm["id"])
-    first, second = (demo_tokens().decode(ids) for ids in prompts(at.site))
+    first, second = at.site.prompts()
     assert at.site.engine.submitted[0].stopping.max_tokens == 0
     assert first.endswith("Hello<|im_end|>\n<|im_start|>assistant\n")
     assert "Hello<|im_end|>\n<|im_start|>user\nGo on" in second
@@ -166,7 +166,7 @@ async def test_a_prompt_is_read_where_the_template_wants_a_user(at: Port) -> Non
         assert (warm["status"], warm["output"]) == ("completed", [])
         await create(socket, input="Hello", previous_response_id=warm["id"])
         await create(socket, input=system)  # a reply to it needs a user's turn
-    first, second, third = (demo_tokens().decode(ids) for ids in prompts(at.site))
+    first, second, third = at.site.prompts()
     assert first.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
     assert (
         second == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -189,7 +189,7 @@ async def test_what_is_read_before_the_first_message_is_read_in_parts_too(case: 
             await send(socket, input=[two], generate=False, previous_response_id=first["id"])
             second = (await until_end(socket))[-1]["response"]
             await create(socket, input="Hello", previous_response_id=second["id"])
-        texts = [demo_tokens().decode(ids) for ids in prompts(at.site)]
+        texts = at.site.prompts()
         fronts = [text.partition("<|im_start|>user\n")[0] for text in texts]
         assert [("Be brief." in front, "Be kind." in front) for front in fronts] == [(True, n > 0) for n in range(3)]
         assert texts[2].endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
@@ -270,8 +270,7 @@ async def test_who_leaves_ends_what_runs(at: Port) -> None:
     async with opened(at) as socket:
         await send(socket, input="Hello")
         await socket.recv()
-    while not at.site.engine.cancelled:
-        await asyncio.sleep(0.01)
+    await until(lambda: at.site.engine.cancelled)
     assert at.connections == 0 or not at.site.engine.running
 
 

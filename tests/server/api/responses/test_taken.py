@@ -9,7 +9,7 @@ import responses_kit
 from http_context import Site, served
 from msgspec.structs import replace
 from openai_document import document
-from responses_kit import adapted, prompt
+from responses_kit import adapted
 
 from server.api.responses.item_schemas import KINDS, VENDOR_ITEMS
 from server.api.responses.tool_schemas import vendor_tool
@@ -53,9 +53,9 @@ async def respond(site: Site, **body: Any) -> Any:
 @served()
 async def test_what_changes_nothing_is_taken(site: Site, body: dict[str, Any]) -> None:
     plain = await respond(site, input=[USER])
-    asked = prompt(site)
+    asked = site.prompt()
     made = await respond(site, **{"input": [USER], **body})
-    assert prompt(site) == asked
+    assert site.prompt() == asked
     assert made["output"][0]["content"] == plain["output"][0]["content"]
     assert made["service_tier"] == "default"
     assert adapted(made) == []
@@ -85,14 +85,14 @@ TOOL = {
 @served()
 async def test_options_of_functions_are_taken(site: Site) -> None:
     await respond(site, input="Hello", tools=[TOOL])
-    asked = prompt(site)
+    asked = site.prompt()
     options = {"defer_loading": True, "output_schema": {"type": "object"}, "allowed_callers": ["direct"]}
     made = await respond(site, input="Hello", tools=[{**TOOL, **options}])
-    assert prompt(site) == asked
+    assert site.prompt() == asked
     assert adapted(made) == []
     made = await respond(site, input="Hello", tools=[{**TOOL, "allowed_callers": ["programmatic"]}])
     assert "tools" in asked
-    assert prompt(site) != asked
+    assert site.prompt() != asked
     assert adapted(made) == [("tool_left_out", "programmatic_tool_calling", 1)]
 
 
@@ -107,11 +107,11 @@ async def test_reasoning_that_others_have_encrypted_is_dropped(site: Site) -> No
     }
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
     await respond(site, input=[USER, answer, USER])
-    asked = prompt(site)
+    asked = site.prompt()
     part = {"type": "reasoning", "content": [{"type": "encrypted_content", "encrypted_content": "gAAAA"}]}
     for given in (thought, part):
         made = await respond(site, input=[USER, given, answer, USER])
-        assert prompt(site) == asked
+        assert site.prompt() == asked
         assert adapted(made) == [("reasoning_dropped", "encrypted_content", 1)]
 
 
@@ -122,7 +122,7 @@ async def test_images_in_outputs_become_text(site: Site, type: str) -> None:
     parts = [{"type": "input_text", "text": "Seen:"}, IMAGE, {"type": "input_file", "file_data": "AA"}]
     output = {"type": f"{type}_output", "call_id": "c1", "output": parts}
     made = await respond(site, input=[USER, call, output])
-    assert "Seen:\n[image]\n[file]" in prompt(site)
+    assert "Seen:\n[image]\n[file]" in site.prompt()
     assert adapted(made) == [("image_replaced", "output", 1), ("file_replaced", "output", 1)]
     body = {"input": [{"role": "user", "content": [IMAGE]}]}
     answer = await site.http.post("/v1/responses", json=body)
@@ -133,10 +133,10 @@ async def test_images_in_outputs_become_text(site: Site, type: str) -> None:
 @served()
 async def test_items_of_vendors_tools_are_left_out(site: Site, type: str) -> None:
     await respond(site, input=[USER])
-    asked = prompt(site)
+    asked = site.prompt()
     item = {"type": type, "id": "x_1", "status": "completed", "action": {"type": "search"}, "result": "AAAA"}
     made = await respond(site, input=[item, USER])
-    assert prompt(site) == asked
+    assert site.prompt() == asked
     assert adapted(made) == [("item_left_out", type, 1)]
 
 
@@ -145,7 +145,7 @@ async def test_what_an_agent_wrote_is_read(site: Site) -> None:
     content = [{"type": "input_text", "text": "Look here."}]
     item = {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": content, **PASSED}
     await respond(site, input=[item])
-    assert "Message from /root to /root/a:\nLook here." in prompt(site)
+    assert "Message from /root to /root/a:\nLook here." in site.prompt()
 
 
 def types_in(name: str, field: str) -> set[str]:

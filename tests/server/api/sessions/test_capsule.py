@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from http_context import HELLO, MAX_CAPSULE, Call, Site, demo_tokens, served
+from http_context import HELLO, MAX_CAPSULE, Call, Site, served, until
 
 from scheduler.protocol import Exported, unpack_ids
 from server.api.sessions import capsule
@@ -135,7 +135,7 @@ async def test_what_was_exported_comes_back_whole(site: Site) -> None:
     turns = tuple(replace(turn, receipt=None) for turn in ours.turns)  # which may tell of words that were edited away
     assert (ours.tokens, ours.messages, turns) == (theirs.tokens, theirs.messages, theirs.turns)
     await site.chat(session_id="s", messages=MORE, headers=BOB)
-    assert list(unpack_ids(site.engine.submitted[-1].prompt))[: len(ours.tokens)] == ours.tokens
+    assert site.prompt_ids()[: len(ours.tokens)] == ours.tokens
     assert left_behind(site) == []
 
 
@@ -186,7 +186,7 @@ async def test_under_another_model_the_log_is_replayed(site: Site) -> None:
     assert made["model_matches"] is False
     site.engine.facts = msgspec.structs.replace(site.engine.facts, vocab_size=1024)
     await site.chat(session_id="t", messages=MORE)
-    assert demo_tokens().decode(unpack_ids(site.engine.submitted[-1].prompt)).count("Question") == 2
+    assert site.prompt().count("Question") == 2
 
 
 @pytest.mark.parametrize("failure", [EngineDied("gone"), None])
@@ -258,8 +258,7 @@ async def test_a_body_larger_than_other_bodies_may_be_is_taken(site: Site, monke
 async def test_a_client_that_leaves_while_it_sends_leaves_nothing(site: Site) -> None:
     data = await make(site)
     call = Call.post(site.app, f"{URL}/import", None, [data[:100], data[100:200]], headers=ZIP, slow=True)
-    while not left_behind(site):
-        await asyncio.sleep(0)
+    await until(lambda: left_behind(site))
     await call.leave()
     assert left_behind(site) == []
     assert call.status == 499
@@ -410,8 +409,7 @@ async def test_so_many_at_once_and_no_more(site: Site, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(site.engine, "export", slow)
     tasks = [asyncio.create_task(get(site, f"{URL}/s/export")) for _ in range(AT_ONCE)]
-    while len(waiting) < AT_ONCE:
-        await asyncio.sleep(0)
+    await until(lambda: len(waiting) >= AT_ONCE)
     response = await site.http.get(f"{URL}/s/export")
     assert (response.status_code, response.json()["error"]["code"]) == (429, "too_many_transfers")
     go.set()

@@ -12,7 +12,7 @@ import pytest
 from http_context import HELLO, Call, Site, demo_tokens, events, served
 from log_kit import as_logged
 
-from scheduler.protocol import FinishReason, unpack_ids
+from scheduler.protocol import FinishReason
 from server.chat.cutting import cut_reply
 from server.engine.engine import EngineDied
 from server.log.logged_message import LoggedMessage
@@ -25,10 +25,6 @@ SEED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 KEYS = {"ann": "key-a", "bob": "key-b"}
 BOB = {"Authorization": "Bearer key-b"}
 ANN = {"Authorization": "Bearer key-a"}
-
-
-def last_prompt(site: Site) -> list[int]:
-    return list(unpack_ids(site.engine.submitted[-1].prompt))
 
 
 async def make(site: Site, name: str = "s", turns: int = 2, **kwargs: Any) -> dict[str, Any]:
@@ -114,7 +110,7 @@ async def test_a_seeded_session_goes_on_from_its_messages(site: Site) -> None:
     await post(site, "", {"id": "s", "messages": [*SEED, {"role": "assistant", "content": "Me."}]})
     await site.chat(session_id="s", messages=MORE)
     whole = [*SEED, {"role": "assistant", "content": "Me."}, *MORE]
-    assert last_prompt(site) == demo_tokens().encode(
+    assert site.prompt_ids() == demo_tokens().encode(
         demo_tokens().render(as_logged(whole), generation_prompt=True), special=False
     )
     assert await contents(site) == ["Be brief.", "Who are you?", "Me.", "And now?", "Hello there, friend."]
@@ -163,7 +159,7 @@ async def test_a_session_is_shown_with_its_turns_and_messages(site: Site) -> Non
     assert [turn["number"] for turn in turns["data"]] == [1, 2]
     first, second = turns["data"]
     assert (first["cached_tokens"], first["finish_reason"]) == (0, "stop")
-    assert second["prompt_tokens"] == len(last_prompt(site))
+    assert second["prompt_tokens"] == len(site.prompt_ids())
     assert second["prompt_tokens"] + second["completion_tokens"] == len(record.tokens)
     assert second["cached_tokens"] == first["prompt_tokens"] + first["completion_tokens"]
     messages = (await site.http.get(f"{URL}/s/messages")).json()["data"]
@@ -294,7 +290,7 @@ async def test_a_fork_has_the_same_past_and_its_own_future(site: Site) -> None:
     assert await contents(site, "f") == ["Question 0", "Hello there, friend."]
     first = (await site.log.get("default", "f")).tokens  # type: ignore[union-attr]
     await site.chat(session_id="f", messages=MORE)
-    assert last_prompt(site)[: len(first)] == first
+    assert site.prompt_ids()[: len(first)] == first
     assert (await show(site))["turns"] == 2
     whole = (await post(site, "/s/fork")).json()
     assert whole["id"].startswith("sess_")
@@ -319,7 +315,7 @@ async def test_a_rewind_to_a_turn_drops_what_came_after(site: Site) -> None:
     assert shown["tokens"] == one["prompt_tokens"] + one["completion_tokens"]
     before = (await site.log.get("default", "s")).tokens  # type: ignore[union-attr]
     await site.chat(session_id="s", messages=MORE)
-    assert last_prompt(site)[: len(before)] == before
+    assert site.prompt_ids()[: len(before)] == before
     assert (await post(site, "/s/rewind", {"turn": 0})).json()["tokens"] == 0
     assert await contents(site) == []
 
@@ -390,7 +386,7 @@ async def test_an_edited_question_is_read_by_the_next_turn(site: Site) -> None:
     assert (response.json()["turns"], response.json()["messages"]) == (1, 3)
     before = (await site.log.get("default", "s")).tokens  # type: ignore[union-attr]
     await site.chat(session_id="s", messages=MORE)
-    prompt = last_prompt(site)
+    prompt = site.prompt_ids()
     assert prompt[: len(before)] == before
     tail = demo_tokens().decode(prompt[len(before) :])
     assert "Another question" in tail
@@ -404,7 +400,7 @@ async def test_an_edited_reply_is_what_the_model_said(site: Site) -> None:
     await site.http.put(f"{URL}/s/messages/3", json={"content": [{"type": "text", "text": "Edited."}]})
     assert await contents(site) == ["Question 0", "Hello there, friend.", "Question 1", "Edited."]
     await site.chat(session_id="s", messages=MORE)
-    assert "Edited.<|im_end|>" in demo_tokens().decode(last_prompt(site))
+    assert "Edited.<|im_end|>" in site.prompt()
 
 
 @pytest.mark.parametrize(("index", "status"), [("4", 404), ("-1", 400), ("x", 400), ("9" * 5000, 400)])
@@ -423,7 +419,7 @@ async def test_a_message_that_is_not_there_cannot_be_edited(site: Site, index: s
 async def test_a_reply_is_made_anew_from_the_same_prompt(site: Site, stream: bool) -> None:
     spell(site, "Hello there, friend.")
     await make(site)
-    prompt, name = last_prompt(site), site.engine.submitted[-1].session
+    prompt, name = site.prompt_ids(), site.engine.submitted[-1].session
     site.engine.ids, site.engine.reply = None, "Something else."
     response = await post(site, "/s/regenerate", {"stream": stream, "temperature": 0, "max_tokens": 50})
     assert response.status_code == 200, response.text
@@ -434,7 +430,7 @@ async def test_a_reply_is_made_anew_from_the_same_prompt(site: Site, stream: boo
     else:
         text = response.json()["choices"][0]["message"]["content"]
     assert text == "Something else."
-    assert last_prompt(site) == prompt
+    assert site.prompt_ids() == prompt
     submit = site.engine.submitted[-1]
     assert (submit.session, submit.sampling.temperature, submit.stopping.max_tokens) == (name, 0, 50)
     assert await contents(site) == ["Question 0", "Hello there, friend.", "Question 1", "Something else."]
@@ -461,14 +457,14 @@ async def test_a_message_without_reply_is_answered(site: Site) -> None:
     await post(site, "", {"id": "s", "messages": SEED})
     response = await post(site, "/s/regenerate")
     assert response.json()["choices"][0]["message"]["content"] == "Hello there, friend."
-    assert last_prompt(site) == demo_tokens().encode(
+    assert site.prompt_ids() == demo_tokens().encode(
         demo_tokens().render(as_logged(SEED), generation_prompt=True), special=False
     )
     assert await contents(site) == ["Be brief.", "Who are you?", "Hello there, friend."]
     await site.http.put(f"{URL}/s/messages/1", json={"content": "Who am I?"})
     await post(site, "/s/regenerate")
     assert await contents(site) == ["Be brief.", "Who am I?", "Hello there, friend."]
-    assert "Who am I?" in demo_tokens().decode(last_prompt(site))
+    assert "Who am I?" in site.prompt()
 
 
 @served()
@@ -477,21 +473,21 @@ async def test_an_edited_question_behind_a_reply_is_answered(site: Site) -> None
     await site.http.put(f"{URL}/s/messages/2", json={"content": "Another"})
     before = (await site.log.get("default", "s")).tokens  # type: ignore[union-attr]
     await post(site, "/s/regenerate")
-    assert last_prompt(site)[: len(before)] == before
+    assert site.prompt_ids()[: len(before)] == before
     assert await contents(site) == ["Question 0", "Hello there, friend.", "Another", "Hello there, friend."]
 
 
 @served()
 async def test_a_cut_or_edited_reply_is_made_anew_as_a_whole(site: Site) -> None:
     await make(site)
-    prompt = last_prompt(site)
+    prompt = site.prompt_ids()
     await post(site, "/s/rewind", {"tokens": len(prompt) + 2})
     await post(site, "/s/regenerate")
-    assert last_prompt(site) == prompt
+    assert site.prompt_ids() == prompt
     assert (await contents(site))[-1] == "Hello there, friend."
     await site.http.put(f"{URL}/s/messages/3", json={"content": "Edited."})
     await post(site, "/s/regenerate")
-    assert last_prompt(site) == prompt
+    assert site.prompt_ids() == prompt
     assert (await contents(site))[-1] == "Hello there, friend."
 
 
@@ -531,7 +527,7 @@ async def test_another_model_of_the_same_tokens_goes_on_with_the_log(site: Site)
     after = await site.log.get("default", "s")
     assert after is not None
     assert after.turns[:2] == before.turns  # nothing was rendered anew
-    assert last_prompt(site)[: len(before.tokens)] == before.tokens
+    assert site.prompt_ids()[: len(before.tokens)] == before.tokens
 
 
 @served()
@@ -544,7 +540,7 @@ async def test_a_log_of_other_tokens_is_rendered_anew(site: Site) -> None:
     messages = (await site.log.get("default", "s")).messages[:-1]  # type: ignore[union-attr]
     await post(site, "/s/regenerate")
     whole = demo_tokens().render(messages, generation_prompt=True)
-    assert last_prompt(site) == demo_tokens().encode(whole, special=False)
+    assert site.prompt_ids() == demo_tokens().encode(whole, special=False)
     assert (await show(site))["model_matches"] is True
     assert (await show(site))["messages"] == shown["messages"]
 

@@ -4,19 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from http_context import HELLO, Call, Site, demo_tokens, events, reply_ids, served
+from http_context import HELLO, Call, Site, demo_tokens, events, reply_ids, served, until
 from log_kit import as_logged
 
-from scheduler.protocol import FinishReason, unpack_ids
+from scheduler.protocol import FinishReason
 from server.log.database import LogUnavailable
 from server.log.logged_message import LoggedMessage
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2
-
-
-def last_prompt(site: Site) -> list[int]:
-    return list(unpack_ids(site.engine.submitted[-1].prompt))
 
 
 async def logged(site: Site, name: str, tenant: str = "default") -> Any:
@@ -28,11 +24,11 @@ async def logged(site: Site, name: str, tenant: str = "default") -> Any:
 async def test_a_stateful_turn_appends_to_the_log(site: Site, stream: bool) -> None:
     await site.chat(session_id="s1", stream=stream)
     first = await logged(site, "s1")
-    assert first.tokens == [*last_prompt(site), *demo_tokens().encode(site.engine.reply, special=False), END]
+    assert first.tokens == [*site.prompt_ids(), *demo_tokens().encode(site.engine.reply, special=False), END]
     assert first.messages == [*as_logged(HELLO), LoggedMessage("assistant", "Hello there, friend.")]
     site.engine.reply = "Bye."
     await site.chat(session_id="s1", stream=stream, messages=MORE)
-    prompt = last_prompt(site)
+    prompt = site.prompt_ids()
     assert prompt[: len(first.tokens)] == first.tokens
     tail = demo_tokens().decode(prompt[len(first.tokens) :])
     assert tail == "\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
@@ -56,7 +52,7 @@ async def test_a_cut_reply_is_ended_by_the_next_turn(site: Site, cut: dict[str, 
     await site.chat(session_id="s", **cut)
     before = (await logged(site, "s")).tokens
     await site.chat(session_id="s", messages=MORE)
-    prompt = last_prompt(site)
+    prompt = site.prompt_ids()
     assert prompt[: len(before)] == before
     assert demo_tokens().decode(prompt[len(before) :]).startswith("<|im_end|>\n<|im_start|>user\nAnd now?")
 
@@ -68,7 +64,7 @@ async def test_the_header_names_the_session_of_a_full_history(site: Site) -> Non
     history = [*HELLO, {"role": "assistant", "content": "Edited!"}, *MORE]
     response = await site.chat(headers=headers, messages=history)
     whole = demo_tokens().render(as_logged(history), generation_prompt=True)
-    assert last_prompt(site) == demo_tokens().encode(whole, special=False)
+    assert site.prompt_ids() == demo_tokens().encode(whole, special=False)
     assert site.engine.submitted[-1].session == "s"
     record = await logged(site, "s")
     assert [m.content for m in record.messages] == ["Hello", "Edited!", "And now?", "Hello there, friend."]
@@ -80,7 +76,7 @@ async def test_a_stateful_call_continues_what_a_full_history_left(site: Site) ->
     await site.chat(headers={"X-Session-ID": "s", "X-Session-Create": "true"})
     before = (await logged(site, "s")).tokens
     await site.chat(session_id="s", messages=MORE)
-    assert last_prompt(site)[: len(before)] == before
+    assert site.prompt_ids()[: len(before)] == before
 
 
 @pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"X-Session-ID": "s", "X-Session-Create": "true"}}])
@@ -131,8 +127,7 @@ async def test_a_session_takes_one_choice(site: Site) -> None:
 async def test_the_second_turn_at_once_is_a_409(site: Site, stream: bool) -> None:
     site.engine.pause_after = 1
     first = Call.post(site.app, "/v1/chat/completions", {"messages": HELLO, "session_id": "s", "stream": stream})
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     for named in ({"session_id": "s"}, {"headers": {"X-Session-ID": "s"}}):
         response = await site.chat(**named)
         assert (response.status_code, response.json()["error"]["code"]) == (409, "session_busy")
@@ -156,8 +151,7 @@ async def test_a_refused_turn_frees_its_session(site: Site) -> None:
 async def test_a_turn_whose_client_left_commits_nothing_and_frees_its_session(site: Site, stream: bool) -> None:
     site.engine.pause_after = 1
     call = Call.post(site.app, "/v1/chat/completions", {"messages": HELLO, "session_id": "s", "stream": stream})
-    while not site.engine.submitted:
-        await asyncio.sleep(0)
+    await until(lambda: site.engine.submitted)
     await call.leave()
     assert await logged(site, "s") is None
     assert site.engine.cancelled == [site.engine.submitted[0].turn]
@@ -227,7 +221,7 @@ async def test_completions_continue_a_session_as_raw_text(site: Site) -> None:
     reply = demo_tokens().decode(reply_ids()[:3])
     assert first.messages == [LoggedMessage("user", "Once"), LoggedMessage("assistant", reply)]
     body = (await site.complete(prompt=" upon", session_id="s", echo=True, logprobs=1, max_tokens=1)).json()
-    assert last_prompt(site) == [*first.tokens, *demo_tokens().encode(" upon", special=False)]
+    assert site.prompt_ids() == [*first.tokens, *demo_tokens().encode(" upon", special=False)]
     choice = body["choices"][0]
     assert choice["text"] == " uponHello"
     assert "".join(choice["logprobs"]["tokens"]) == " uponHello"  # the session's past is not echoed
