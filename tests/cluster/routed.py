@@ -181,10 +181,3 @@ def read_event(event: dict[str, Any], ended: Ended) -> None:
     for choice in event["choices"]:
         ended.text += choice["delta"].get("content") or ""
     ended.usage = event.get("usage") or ended.usage
-
-
-def turns_of(server: ServerProcess) -> int:
-    """How many chats a server has answered."""
-    text = httpx.get(f"{server.url}/metrics").text
-    found = re.findall(r'warmturn_requests_total\{route="[^"]*chat[^"]*",status="200"\} (\S+)', text)
-    return int(sum(map(float, found)))
