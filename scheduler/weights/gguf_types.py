@@ -107,7 +107,7 @@ def _q8_0(b: torch.Tensor) -> PackedRows:
 
 def _six_bit_scales(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The 8 scales and the 8 minima in 12 bytes, int8 each; four bytes are worked on at a time."""
-    first, second, rest = s.contiguous().view(torch.int32).unbind(-1)
+    first, second, rest = s.view(torch.int32).unbind(-1)
     six, four, two = 0x3F3F3F3F, 0x0F0F0F0F, 0x03030303
     scales = torch.stack((first & six, rest & four | (first >> 6 & two) << 4), dim=-1)
     minima = torch.stack((second & six, rest >> 4 & four | (second >> 6 & two) << 4), dim=-1)

@@ -14,7 +14,7 @@ from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import in_order
 
 __all__ = ["NotPackable", "PackedMatrix"]
-_TOGETHER = 1 << 20  # values that are packed at a time, if 64 rows have not more
+_TOGETHER = 1 << 19  # values that are packed at a time, if 64 rows have not more: torch works on so few in one thread
 
 
 class PackedMatrix(Matrix):

@@ -22,7 +22,7 @@ from scheduler.weights.quantised_weight import QuantisedWeight, quantised_weight
 
 log = logging.getLogger("warmturn.engine")
 _OUT, _INSIDE, _LARGE = 8, 16, 1000.0  # of the weight and the last row that a class is tried with
-_CHECKED, _MOST_ERROR = 64, 2e-4  # rows of each weight, and how far their products may be off (root mean square)
+_CHECKED, _MOST_ERROR = 16, 2e-4  # rows of each weight, and how far their products may be off (root mean square)
 _ROWS = 1024  # that are unpacked at a time where there is no kernel
 
 
