@@ -10,6 +10,7 @@ import torch
 
 from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.handed_keys import KnowsKeys, source_of
 from scheduler.accel.cpu.interceptors import AttentionRequest
 from scheduler.accel.cpu.latent_attention import record_absorbed
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
@@ -25,6 +26,22 @@ class _AttentionWatch:
         self._update, self._attend = cache.update, attention.attend
         self._updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._taken: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # by the key's id
+
+    def layer_of(self, pair: Any) -> int:
+        """See ``KnowsKeys``."""
+        if not self._updated or source_of(pair, self._cache.step) != self._updated[-1][2]:
+            raise Unrecordable("it hands on what it has not stored")
+        return self._updated[-1][2]
+
+    def take(self, pair: Any) -> int:
+        """See ``KnowsKeys``."""
+        layer = source_of(pair, self._cache.step)
+        if layer is None or layer in self._attention.absorbed:
+            raise Unrecordable("it takes what is in no pages")
+        self._taken[id(pair[0])] = (*pair, layer)
+        self._recorder.let_idle(*pair)
+        return layer
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
         """Stands for ``PackedCache.update``."""
@@ -42,15 +59,17 @@ class _AttentionWatch:
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
     ) -> torch.Tensor:
         """Stands for ``PackedAttention.attend``."""
-        if len(self._updated) != len(self._asked) + 1:
+        if any(isinstance(one, torch.Tensor) and type(one) is not torch.nn.Parameter for one in options.values()):
+            raise Unrecordable("attention with a tensor of this step")
+        if (taken := self._taken.get(id(key))) is not None and taken[1] is value:
+            return self._attend_to_stored(module, query, taken, options)
+        if len(self._updated) != sum(one.stores for one in self._asked) + 1:
             raise Unrecordable("attention to what another layer stored")
         *known, layer = self._updated[-1]
         absorbed = self._attention.absorbed.get(layer)
         alike = known[0] is key and known[1] is value
         if not (self._recorder.is_idle(key) and self._recorder.is_idle(value) if absorbed is not None else alike):
             raise Unrecordable("attention to what another layer stored")
-        if any(isinstance(one, torch.Tensor) and type(one) is not torch.nn.Parameter for one in options.values()):
-            raise Unrecordable("attention with a tensor of this step")
         if absorbed is not None:
             scale = options["scaling"] if options["scaling"] is not None else query.shape[-1] ** -0.5
             request = AttentionRequest(module, layer, options | {"scaling": scale}, absorbed=absorbed)
@@ -63,13 +82,29 @@ class _AttentionWatch:
         self._asked.append(request)
         return out
 
+    def _attend_to_stored(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        taken: tuple[torch.Tensor, torch.Tensor, int],
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attention to the keys and values of another layer, which are in its pages."""
+        key, value, layer = taken
+        with self._recorder.paused():
+            out = self._attend(module, query, key, value, **options)
+            self._recorder.attend([query], out)
+        self._asked.append(AttentionRequest(module, layer, options, [query], out, stores=False))
+        return out
+
 
 @contextmanager
 def intercept_attention(
     recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[AttentionRequest]
-) -> Iterator[None]:
-    """Within it, an update of the cache and the attention after it are recorded as one call between two blocks. Asking
-    for the length of the cache raises Unrecordable, since the answer would become part of the program.
+) -> Iterator[KnowsKeys]:
+    """Within it, an update of the cache and the attention after it are recorded as one call between two blocks; what is
+    yielded knows its keys and values. Asking for the length of the cache raises Unrecordable, since the answer would
+    become part of the program.
     """
     watch = _AttentionWatch(recorder, attention, cache, asked)
 
@@ -79,6 +114,6 @@ def intercept_attention(
     cache.update, attention.attend = watch.update, watch.attend  # type: ignore[method-assign, assignment]
     cache.step.offsets = length  # type: ignore[method-assign]
     try:
-        yield
+        yield watch
     finally:
         del cache.update, attention.attend, cache.step.offsets

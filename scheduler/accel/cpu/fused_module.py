@@ -12,12 +12,13 @@ import torch
 from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
 from scheduler.accel.cpu.foresight import Call, Difference, Foresight, Origins
+from scheduler.accel.cpu.handed_keys import HandedKeys, are_there, hand_on, missing, stand_ins
 from scheduler.accel.cpu.interceptors import AttentionRequest
 from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel
-from scheduler.accel.cpu.recording import ModuleRecording
+from scheduler.accel.cpu.recording import ModuleRecording, spread_arguments
 
 
 class FusedModule:
@@ -42,6 +43,7 @@ class FusedModule:
         self._chain: LayerChain | None = None  # that it is the first of
         self._foresight: Foresight | None = None
         self._behind: list[FusedModule] = []  # those after it
+        self._missing: list[tuple[int, HandedKeys]] = []  # keys that no layer of the chain hands on
         self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
         self._computed: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
@@ -67,6 +69,7 @@ class FusedModule:
         own = self._own
         passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
         if ahead is not None and not passed_over and ahead.fits(args, kwargs):
+            self._hand_keys_on((args, kwargs))
             return ahead.result
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -79,13 +82,16 @@ class FusedModule:
         for fused in self._behind:  # of a step that has failed
             fused._computed = None
         if (found := self._run_chain((args, kwargs), *called)) is not None:
+            self._hand_keys_on((args, kwargs))
             return self._hand_on(*found)
         inputs, cache, rows = called
-        if self._layer is not None:
-            outputs = self._layer.run(cache, inputs, rows)
-            if outputs is not None:
-                return self._recording.assemble(outputs)
-        return self.compute(inputs, partial(self._attend, cache))
+        outputs = None if self._layer is None else self._layer.run(cache, inputs, rows)
+        if outputs is None:
+            out = self.compute(inputs, partial(self._attend, cache))
+        else:
+            out = self._recording.assemble(outputs)
+        self._hand_keys_on((args, kwargs))
+        return out
 
     def run_ahead(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor] | None:
         """The results of all modules of its chain, by the arguments of this module, the first; None if they cannot be
@@ -94,7 +100,11 @@ class FusedModule:
         whole = all(fused._own.get("forward") is fused._forward for fused in self.chain)
         called = self._matched(args, kwargs) if whole else None
         found = None if called is None else self._run_chain((args, kwargs), *called)
-        return None if found is None else found[1]
+        if found is None or self._foresight is None:
+            return None
+        for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
+            fused._hand_keys_on(found[0][group])
+        return found[1]
 
     @property
     def ready(self) -> torch.Tensor | None:
@@ -104,7 +114,17 @@ class FusedModule:
     def _matched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any, int] | None:
         """The inputs, the cache and the number of rows; None where only the module's own code can compute."""
         called = None if self.aside or self._expands() else self._recording.match(args, kwargs)
-        return None if called is None or (self._limit is not None and called[2] > self._limit) else called
+        if called is None or (self._limit is not None and called[2] > self._limit):
+            return None
+        handed = self._recording.handed
+        return called if not handed or are_there(handed, spread_arguments(args, kwargs)[1], called[1].step) else None
+
+    def _hand_keys_on(self, call: Call) -> None:
+        """Store in the mappings of this call what the module's own code stores there."""
+        if handed := self._recording.handed:
+            given = spread_arguments(*call)[1]
+            assert self._recording.cache_at is not None
+            hand_on(handed, given, given[self._recording.cache_at].step)
 
     def _expands(self) -> bool:
         """Whether keys and values have to be made of latents in this step, which only the module's own code does."""
@@ -125,6 +145,9 @@ class FusedModule:
             return None
         if (given := self._foresight.inputs(calls, inputs, cache)) is None:
             return None
+        for number, one in self._missing:
+            if not are_there([one], spread_arguments(*calls[self._foresight.group_of[number]])[1], cache.step):
+                return None
         results = self._chain.run(cache, given, rows)
         return None if results is None else (calls, results)
 
@@ -192,9 +215,12 @@ class FusedModule:
         self._foresight = Foresight(origins, list(zip(recordings, [(), *differences], strict=True)))
         self._behind = behind
         self._chain = LayerChain(layers, self._foresight.group_of, self._kernel) if behind else None
+        self._missing = missing(one.handed for one in recordings)
         self._hooks = hooks_of(one.module for one in (self, *behind))
 
     def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
+        if not asked.stores:
+            return self._attention.attend(asked.module, *outputs, *stand_ins(cache.step, asked.layer), **asked.options)
         query, key, value = outputs
         if asked.absorbed is not None:
             step = cache.step

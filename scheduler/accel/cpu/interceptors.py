@@ -22,7 +22,8 @@ from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 @dataclass
 class AttentionRequest:
     """A recorded call of attention: the module, its layer, and the options other than query, key and value.
-    ``absorbed``: if it attends to rows of latents, with queries that were made for these.
+    ``absorbed``: if it attends to rows of latents, with queries that were made for these. ``stores``: whether the module
+    stores keys and values; else it attends to those that another one has stored.
     """
 
     module: torch.nn.Module
@@ -31,6 +32,7 @@ class AttentionRequest:
     given: list[torch.Tensor] = field(default_factory=list)
     out: torch.Tensor | None = None
     absorbed: Absorbed | None = None
+    stores: bool = True
 
     @property
     def scores(self) -> ScoreOptions:

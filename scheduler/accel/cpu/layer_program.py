@@ -1,5 +1,5 @@
 """``LayerProgram``: a layer that runs in one call: the basic block before attention, storing new keys and values in
-pages, attention, the basic block after it.
+pages, attention, the basic block after it. A layer that attends to what another one has stored stores nothing.
 
 It is used for steps that the CPU attention backend takes completely, and for layers whose keys are read in place. Other
 steps run block by block and call the attention function between the blocks.
@@ -53,10 +53,10 @@ class LayerProgram:
         self._layer = attention.layers[asked.module.layer_idx]  # type: ignore[index]
         self._attention, self._kernel, self._backend = attention, kernel, backend
         outputs = {external.number: external for external in before.externals if external.kind == "output"}
-        query, key, value = (outputs[number] for number in range(3))
+        query, *stored = (outputs[number] for number in range(len(outputs)))
         self._heads, self._dim = query.shape[-2:]
-        self._stored = (*key.shape[-2:], *value.shape[-2:])
-        self._dtypes = {query.dtype, key.dtype, value.dtype}
+        self._stored = tuple(size for one in stored for size in one.shape[-2:])  # heads and width of keys, of values
+        self._dtypes = {query.dtype, *(one.dtype for one in stored)}
         scale, sinks = asked.options["scaling"], attention.sinks(asked.module, asked.options["s_aux"])
         scale = scale if scale is not None else self._dim**-0.5
         self._scores = ScoreOptions(scale, asked.options["softcap"], sinks)
@@ -114,9 +114,9 @@ class LayerProgram:
         shape = tier.shapes[source]
         if shape.joined is not joined:
             return False
-        if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
+        if self._dtypes != {shape.dtype} or self._stored not in ((), shape[:4]):
             return False
-        if shape.codec is not Codec.EXACT and not self._backend.stores(shape):
+        if shape.codec is not Codec.EXACT and self._asked.stores and not self._backend.stores(shape):
             return False
         capped, sinks, chunked = (
             self._scores.softcap is not None,
@@ -135,10 +135,12 @@ class LayerProgram:
             self._placed = self.room.rows
             self.before.place_between(room)
             self.after.place_between({key: tensor for key, tensor in room.items() if key[0] != "output"})
-        query, key, value = (room["output", number] for number in range(3))
-        out, call, tier = room["attention", 0], self.call, step.tier
+        query, out, call, tier = room["output", 0], room["attention", 0], self.call, step.tier
         where = (query.data_ptr(), self._dim, self._heads * self._dim, out.data_ptr())
         call.call = self._backend.prepare(plan, source, self._heads, where, self._scores, self._sinks)
+        if not self._asked.stores:
+            return
+        key, value = room["output", 1], room["output", 2]
         call.key, call.value = key.data_ptr(), value.data_ptr()
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
         call.places, call.rows = step.write_positions(source).data_ptr(), rows

@@ -10,7 +10,7 @@ results afterwards, as it does for programs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -171,9 +171,15 @@ class ForwardRecorder(TorchFunctionMode):
             return _Slice(self.ref(value.start), self.ref(value.stop), self.ref(value.step))
         if type(value) in (tuple, list):
             return type(value)(map(self.ref, value))
+        if isinstance(value, MutableMapping) and not value:  # layers write to it, and read what others have written
+            self._add(type(value), (), {}, value)
+            return self._known[id(value)]
         if type(value) is dict:
-            return {key: self.ref(one) for key, one in value.items()}
+            return self._ref_items(value)
         raise Unrecordable(f"an argument is another {type(value).__name__}")
+
+    def _ref_items(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: self.ref(one) for key, one in values.items()}
 
     def needed(self, result: StepValue) -> set[int]:
         """The numbers of the calls on which ``result`` depends, and of those of all modules."""
@@ -235,7 +241,7 @@ class ForwardRecorder(TorchFunctionMode):
     def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
         """Record a call; returns its number."""
         try:
-            call = RecordedCall(function, self.ref(tuple(args)), self.ref(dict(kwargs)), "")
+            call = RecordedCall(function, self.ref(tuple(args)), self._ref_items(kwargs), "")
         except Unrecordable as problem:
             call = RecordedCall(function, (), {}, str(problem))
         self.calls.append(call)

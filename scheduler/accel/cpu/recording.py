@@ -4,7 +4,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +21,7 @@ from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
+from scheduler.accel.cpu.handed_keys import HandedKeys, MappingWatch
 from scheduler.accel.cpu.interceptors import AttentionRequest, intercept_experts, intercept_product, refuse_linear
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
@@ -40,7 +41,7 @@ _FEWEST = 2  # functions: torch computes one as fast as a program
 
 @dataclass
 class ModuleRecording:
-    """The result of ``record``. Arguments are numbered as ``_spread`` returns them."""
+    """The result of ``record``. Arguments are numbered as ``spread_arguments`` returns them."""
 
     tokens: int
     called: list[Any]  # the form of the call
@@ -54,6 +55,7 @@ class ModuleRecording:
     asked: list[AttentionRequest]
     outputs: list[torch.Tensor | None]
     form: TreeSpec
+    handed: list[HandedKeys]  # what it stores in mappings that it got, and takes from them
     _rows: int = -1
     _shapes: list[torch.Size] = field(default_factory=list)  # of the inputs where there are so many rows
 
@@ -77,11 +79,11 @@ class ModuleRecording:
     def signature(self) -> Any:
         """A value that is equal for two recordings of the same computation, whatever the number of tokens."""
         inputs = [(number, *_kind(tensor)) for number, tensor in self.inputs]
-        asked = [(one.layer, sorted(one.options)) for one in self.asked]
+        asked = [(one.layer, one.stores, sorted(one.options)) for one in self.asked]
         operations = [_signature(op) for block in self.blocks for op in (None, *block.operations)]
         kinds = [out is None for out in self.outputs]
         given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
-        return given, asked, operations, kinds, self.form
+        return given, asked, operations, kinds, self.form, self.handed
 
     def is_like(self, other: ModuleRecording) -> bool:
         """Whether both match the same calls, and have one tensor as their result."""
@@ -100,7 +102,7 @@ class ModuleRecording:
         """The inputs (of the recorded shapes but for their tokens), the cache and the number of tokens of a call; None
         if it differs in kind from the recorded call.
         """
-        called, given = _spread(args, kwargs)
+        called, given = spread_arguments(args, kwargs)
         if called != self.called:
             return None
         for number, value in self.same:
@@ -167,7 +169,7 @@ def record(
 ) -> tuple[Any, ModuleRecording]:
     """Call ``forward`` of ``module`` and record it. Raises ``Unrecordable``, before or after ``forward`` was called."""
     _look_at(module, linear)
-    called, given = _spread(args, kwargs)
+    called, given = spread_arguments(args, kwargs)
     tokens = _tokens(given)
     tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
     inputs = [(i, v) for i, v in tensors if _is_rows(v, tokens)]
@@ -180,12 +182,15 @@ def record(
     with ExitStack() as stack:
         for part in module.modules():
             stack.enter_context(_intercepted(recorder, part, linear))
+        watches: dict[int, MappingWatch] = {}
         if caches:
-            stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
+            known = stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
+            mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
+            watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
         stack.enter_context(recorder)
         try:
-            hidden = {key: _hidden(value) for key, value in kwargs.items()}
-            out = forward(*(_hidden(value) for value in args), **hidden)
+            hidden = {key: _hidden(value, watches) for key, value in kwargs.items()}
+            out = forward(*(_hidden(value, watches) for value in args), **hidden)
         except Exception as error:
             raise error if isinstance(error, Unrecordable) else Unrecordable("it fails when it is watched") from error
     codes = {op.code for block in recorder.blocks for op in block.operations}
@@ -206,6 +211,7 @@ def record(
         asked=asked,
         outputs=outputs,
         form=form,
+        handed=[one for watch in watches.values() for one in watch.seen],
     )
 
 
@@ -228,10 +234,10 @@ class _Untouched:
     __call__ = __eq__ = __ne__ = __hash__ = __str__ = __repr__ = _look
 
 
-def _hidden(value: Any) -> Any:
+def _hidden(value: Any, watches: dict[int, MappingWatch]) -> Any:
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_hidden, value))
-    return value if isinstance(value, _KNOWN) else _Untouched()
+        return type(value)(_hidden(one, watches) for one in value)
+    return value if isinstance(value, _KNOWN) else watches.get(id(value), _Untouched())
 
 
 def _look_at(module: torch.nn.Module, linear: Linear) -> None:
@@ -265,7 +271,7 @@ def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor])
         raise Unrecordable("it is a function of torch by another name")
 
 
-def _spread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def spread_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """The form of a call (number of arguments, keywords, types and lengths of sequences), and all its arguments as a
     flat list.
     """
