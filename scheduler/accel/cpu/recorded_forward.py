@@ -25,6 +25,7 @@ from scheduler.accel.cpu.recorder import Unrecordable
 _PLAIN = (type(None), bool, str, int, float, torch.dtype, torch.device, type(...))
 _OPERATORS = "add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift"
 _IN_PLACE = re.compile(rf"[a-z]\w*[^_]_|__i({_OPERATORS})__|__set(item)?__")
+_RESHAPES = (torch.Tensor.reshape, torch.Tensor.view)
 # What tells of a tensor nothing that depends on its values.
 _METADATA = frozenset(
     "__get__ __len__ size dim ndimension numel nelement stride storage_offset is_contiguous element_size data_ptr "
@@ -120,6 +121,13 @@ class RecordedForward:
         logits: torch.Tensor = _filled(self._result, values)
         return logits
 
+    def infer_sizes(self, other: RecordedForward) -> None:
+        """Let torch find the sizes of views that are others in another recording, of a step of another length."""
+        for number, call in self._calls.items():
+            if call.function in _RESHAPES and (theirs := other._calls.get(number)) is not None:
+                args = _inferred(call.args, theirs.args)
+                self._calls[number] = replace(call, args=args)
+
     def is_same(self, other: RecordedForward) -> bool:
         """Whether another recording has the same calls."""
         mine, theirs = ((one._given, one._calls, one._result) for one in (self, other))
@@ -171,15 +179,9 @@ class ForwardRecorder(TorchFunctionMode):
             return _Slice(self.ref(value.start), self.ref(value.stop), self.ref(value.step))
         if type(value) in (tuple, list):
             return type(value)(map(self.ref, value))
-        if isinstance(value, MutableMapping) and not value:  # layers write to it, and read what others have written
-            self._add(type(value), (), {}, value)
-            return self._known[id(value)]
         if type(value) is dict:
-            return self._ref_items(value)
+            return {key: self.ref(one) for key, one in value.items()}
         raise Unrecordable(f"an argument is another {type(value).__name__}")
-
-    def _ref_items(self, values: dict[Any, Any]) -> dict[Any, Any]:
-        return {key: self.ref(one) for key, one in values.items()}
 
     def needed(self, result: StepValue) -> set[int]:
         """The numbers of the calls on which ``result`` depends, and of those of all modules."""
@@ -220,6 +222,9 @@ class ForwardRecorder(TorchFunctionMode):
         """Replaces the call of a module that is called as a whole."""
         if self._inside or not self.given:
             return call(*args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, MutableMapping) and not value and id(value) not in self._known:
+                self._add(type(value), (), {}, value)  # modules write to it, and read what others have written
         foreseen = self._behind[module][1].ready if module in self._behind else None
         self._inside = True
         try:
@@ -241,7 +246,7 @@ class ForwardRecorder(TorchFunctionMode):
     def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
         """Record a call; returns its number."""
         try:
-            call = RecordedCall(function, self.ref(tuple(args)), self._ref_items(kwargs), "")
+            call = RecordedCall(function, self.ref(tuple(args)), self.ref(dict(kwargs)), "")
         except Unrecordable as problem:
             call = RecordedCall(function, (), {}, str(problem))
         self.calls.append(call)
@@ -269,6 +274,8 @@ def record_forward(
     ``False``; chains run from the second one on, when there are pages. Raises Unrecordable.
     """
     shorter, longer = (_record_second(model, chains, steps(lengths)) for lengths in (False, True))
+    longer.infer_sizes(shorter)
+    shorter.infer_sizes(longer)
     if not shorter.is_same(longer):
         raise Unrecordable("two steps call different functions")
     return longer
@@ -289,6 +296,17 @@ def _kind(value: Any) -> tuple[Any, ...]:
     if isinstance(value, torch.Tensor):
         return type(value), value.dtype, value.dim()
     return (type(value), value) if type(value) in _PLAIN else (type(value),)
+
+
+def _inferred(mine: Any, theirs: Any) -> Any:
+    """The arguments of a view with -1 for the one size that is another one in ``theirs``."""
+    sizes, others = ((args[1] if len(args) == 2 else args[1:]) for args in (mine, theirs))
+    if not isinstance(sizes, (tuple, list)) or not isinstance(others, (tuple, list)) or len(sizes) != len(others):
+        return mine
+    different = [place for place, size in enumerate(sizes) if size != others[place]]
+    if len(different) != 1 or not all(type(size) is int and size >= 0 for size in sizes):
+        return mine
+    return mine[0], tuple(-1 if place in different else size for place, size in enumerate(sizes))
 
 
 def _filled(template: Any, values: Mapping[int | str, Any]) -> Any:

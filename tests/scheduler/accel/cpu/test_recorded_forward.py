@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
 from scheduler.forward.modes import PackedMode
 
-MODELS = ("llama", "gemma3", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "cohere2", "gpt_oss")
+MODELS = ("llama", "gemma3", "lfm2_moe", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "cohere2", "gpt_oss")
 
 
 class Layer(nn.Module):
@@ -61,6 +62,13 @@ class Chained(NamedTuple):
         return self.layer.ready
 
 
+class Keeper(nn.Module):
+    """Keeps what it gets first in a mapping, and adds that to what it gets next."""
+
+    def forward(self, x: torch.Tensor, kept: MutableMapping[str, torch.Tensor]) -> torch.Tensor:
+        return x + kept.setdefault("first", x)
+
+
 class Model(nn.Module):
     """``between`` is what the forward does between its embedding and its layers."""
 
@@ -68,7 +76,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding, self.first, self.second = nn.Embedding(10, 4), Layer(), Layer()
         self.first.behind = self.second
-        self.table = torch.arange(4.0)
+        self.table, self.keeper = torch.arange(4.0), Keeper()
         self.between = between
         self.own = 0
 
@@ -76,6 +84,11 @@ class Model(nn.Module):
         self.own += 1
         hidden = self.between(self, self.embedding(ids))
         return SimpleNamespace(logits=self.second(self.first(hidden))[:, keep])
+
+
+def _keep(model: Model, x: torch.Tensor, kept: MutableMapping[str, torch.Tensor]) -> torch.Tensor:
+    twice: torch.Tensor = model.keeper(model.keeper(x, kept) * 3, kept)
+    return twice
 
 
 def inputs(count: int, **others: Any) -> dict[str, Any]:
@@ -96,6 +109,8 @@ REPEATED: dict[str, Callable[[Model, torch.Tensor], torch.Tensor]] = {
     "functions of what was called": lambda model, x: torch.cat([x[..., 2:], x[..., :2]], dim=-1) * 2,
     "what nothing needs": lambda model, x: (torch.arange(x.shape[1]) + model.table.sum(), x)[1],
     "shapes": lambda model, x: x * x.shape[-1] if x.dim() == 3 else x,
+    "a view by length": lambda model, x: x.reshape(*x.shape[:2], 2, 2).view(x.shape[1], 4)[None],
+    "a mapping that modules share": lambda model, x: _keep(model, x, UserDict()) + _keep(model, x, {}),
     "several results": lambda model, x: x.chunk(2, -1)[1].repeat(1, 1, 2),
 }
 REFUSED: dict[str, tuple[Callable[[Model, torch.Tensor], torch.Tensor], str]] = {
@@ -104,6 +119,11 @@ REFUSED: dict[str, tuple[Callable[[Model, torch.Tensor], torch.Tensor], str]] = 
     "values read": (lambda model, x: x if x.sum() > 1e9 else x * 2, "__bool__"),
     "a value as a number": (lambda model, x: x * x[0, 0, 0].item(), "item"),
     "in place": (lambda model, x: x.add_(1), "add_"),
+    "a view of other sizes": (
+        lambda model, x: x.reshape(2, 2 * x.shape[1], -1).reshape(1, x.shape[1], 4),
+        "different functions",
+    ),
+    "a mapping with something in it": (lambda model, x: model.keeper(x, UserDict(first=x)), "another UserDict"),
     "an operator in place": (lambda model, x: _doubled(x), "mul_"),
     "rows set": (lambda model, x: _first_row_zero(x), "__setitem__"),
     "a result to write to": (lambda model, x: torch.add(x, 1, out=torch.empty_like(x)), "add"),
