@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,22 @@ def compiled() -> ProgramKernel:
     found = kernel()
     if found is None:
         pytest.skip("there is no C++ compiler")
+    return found
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the functions of the kernel that compute are called from now on, by their names."""
+    ours, found = compiled(), Counter[str]()
+
+    def counted(name: str, original: Callable[..., int]) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            found[name] += 1
+            return original(*args)
+
+        return call
+
+    for name in ("run", "attend_between", "chain"):
+        monkeypatch.setattr(ours, name, counted(name, getattr(ours, name)))
     return found
 
 

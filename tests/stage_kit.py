@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.accel.cpu.experts import pack_experts
+from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.linear import pack
 from scheduler.forward.mode import Mode
 from scheduler.forward.modes import PackedMode
@@ -54,6 +56,13 @@ class Stage:
         found = self.mode.fusion._fused if self.mode.fusion is not None else []
         return [1 + len(fused._behind) for fused in found if fused._chain is not None]
 
+    @property
+    def fusion(self) -> Fusion:
+        """What makes modules run as programs."""
+        assert isinstance(self.mode, PackedMode)
+        assert self.mode.fusion is not None
+        return self.mode.fusion
+
     def run(self, timelines: list[list[int]], steps: list[list[tuple[int, int]]]) -> list[torch.Tensor]:
         """The logits of every timeline; a step is (which, how many tokens) each."""
         slots = sum(-(-len(ids) // PAGE) for ids in timelines)
@@ -85,3 +94,14 @@ STEPS = [
     [(2, 1)],
     [(0, 1)],
 ]
+SHORT = [[(0, 3)], [(0, 1)], [(0, 30), (1, 30), (2, 10)], [(0, 1)], [(0, 30), (1, 11)], [(2, 2), (0, 3)], [(0, 29)]]
+DECODE = [[(0, 4), (1, 3), (2, 2)], *[[(0, 1), (2, 1), (1, 1)]] * 4, *[[(1, 1), (0, 1)]] * 4]
+
+
+def same(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> bool:
+    """Whether logits of first tokens are those of a forward from scratch, up to rounding."""
+    return all(
+        float((one - other[: len(one)]).abs().max()) <= 1e-4 * float(other.abs().max())
+        and torch.equal(one.argmax(-1), other[: len(one)].argmax(-1))
+        for one, other in zip(got, want, strict=True)
+    )

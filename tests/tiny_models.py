@@ -24,6 +24,7 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     JambaConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
@@ -103,6 +104,21 @@ def _configs() -> dict[str, Any]:
             global_head_dim=32,
             hidden_size_per_layer_input=0,
             num_kv_shared_layers=0,
+        ),
+        "gemma4_shared": Gemma4TextConfig(
+            **{**shape, "num_hidden_layers": 6},
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+            global_head_dim=32,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=259,
+            num_kv_shared_layers=2,
+        ),
+        "lfm2": Lfm2Config(
+            **{**shape, "num_hidden_layers": 4},
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            block_auto_adjust_ff_dim=False,
+            conv_bias=True,
         ),
         "mistral": MistralConfig(**shape, sliding_window=WINDOW),
         "deepseek_v3": DeepseekV3Config(**{**shape, **_LATENT}),
@@ -190,7 +206,8 @@ ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3",
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
 TWO_PARTS = ("t5", "bart")  # encoder and decoder
-MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope", "gemma4", "mistral", "minimax"), "packed") | {
+CHAINED = ("gemma4", "gemma4_shared", "lfm2")  # packed, with layers that differ from their neighbours
+MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, *CHAINED, "longrope", "mistral", "minimax"), "packed") | {
     **dict.fromkeys(TWO_PARTS, "encoder-decoder"),
     "jamba": "packed, token by token",
     "falcon": "masked",

@@ -61,6 +61,8 @@ class MixerSplit:
     modules ignores an existing state (the probe measures that).
     """
 
+    keeps_state = True  # so that it is known where it is the forward of a module
+
     def __init__(
         self, module: torch.nn.Module, argument: str, flight: CurrentStep, mask: SpanMask | None = None
     ) -> None:

@@ -26,6 +26,7 @@ class _AttentionWatch:
         self._update, self._attend = cache.update, attention.attend
         self._updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._attended = 0  # of these updates
         self._taken: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # by the key's id
 
     def layer_of(self, pair: Any) -> int:
@@ -63,7 +64,7 @@ class _AttentionWatch:
             raise Unrecordable("attention with a tensor of this step")
         if (taken := self._taken.get(id(key))) is not None and taken[1] is value:
             return self._attend_to_stored(module, query, taken, options)
-        if len(self._updated) != sum(one.stores for one in self._asked) + 1:
+        if len(self._updated) != self._attended + 1:
             raise Unrecordable("attention to what another layer stored")
         *known, layer = self._updated[-1]
         absorbed = self._attention.absorbed.get(layer)
@@ -80,6 +81,7 @@ class _AttentionWatch:
                 self._recorder.attend([query, key, value], out)
             request = AttentionRequest(module, layer, options, [query, key, value], out)
         self._asked.append(request)
+        self._attended += 1
         return out
 
     def _attend_to_stored(

@@ -11,6 +11,7 @@ import torch
 
 from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
+from scheduler.accel.cpu.convolution_program import ConvolutionProgram, ConvolutionRequest
 from scheduler.accel.cpu.foresight import Call, Difference, Foresight, Origins
 from scheduler.accel.cpu.handed_keys import HandedKeys, are_there, hand_on, missing, stand_ins
 from scheduler.accel.cpu.interceptors import AttentionRequest
@@ -18,7 +19,7 @@ from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel
-from scheduler.accel.cpu.recording import ModuleRecording, spread_arguments
+from scheduler.accel.cpu.recording import ModuleRecording, Request, spread_arguments
 
 
 class FusedModule:
@@ -32,13 +33,16 @@ class FusedModule:
         self._recording = recording
         self._attention = attention
         self._programs = [Program(block, kernel, adapted=True) for block in recording.blocks]
-        self._absorbed = [one.absorbed for one in recording.asked if one.absorbed is not None]
+        latent = (one.absorbed for one in recording.asked if isinstance(one, AttentionRequest))
+        self._absorbed = [absorbed for absorbed in latent if absorbed is not None]
         self._limit = min(recording.limits, default=None)  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
-        self._layer: LayerProgram | None = None
-        of_one_layer = len(asked) == 1 and isinstance(getattr(asked[0].module, "layer_idx", None), int)
-        if backend is not None and of_one_layer:  # several layers may share a module
-            self._layer = LayerProgram(recording.blocks, asked[0], attention, kernel, backend)
+        self._layer: LayerProgram | ConvolutionProgram | None = None
+        only = asked[0] if len(asked) == 1 else None
+        if isinstance(only, ConvolutionRequest):
+            self._layer = ConvolutionProgram(recording.blocks, only, kernel)
+        elif backend is not None and only is not None and isinstance(getattr(only.module, "layer_idx", None), int):
+            self._layer = LayerProgram(recording.blocks, only, attention, kernel, backend)  # else layers share a module
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of
         self._foresight: Foresight | None = None
@@ -71,21 +75,25 @@ class FusedModule:
         if ahead is not None and not passed_over and ahead.fits(args, kwargs):
             self._hand_keys_on((args, kwargs))
             return ahead.result
+        if ahead is not None and isinstance(self._layer, ConvolutionProgram):
+            self._layer.take_back()
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the module's forward; computed by that if the arguments are of other kinds than those
         recorded.
         """
-        if (called := self._matched(args, kwargs)) is None:
-            return self._original(*args, **kwargs)
         for fused in self._behind:  # of a step that has failed
             fused._computed = None
+        if (called := self._matched(args, kwargs)) is None:
+            return self._original(*args, **kwargs)
         if (found := self._run_chain((args, kwargs), *called)) is not None:
             self._hand_keys_on((args, kwargs))
             return self._hand_on(*found)
         inputs, cache, rows = called
         outputs = None if self._layer is None else self._layer.run(cache, inputs, rows)
+        if outputs is None and isinstance(self._layer, ConvolutionProgram):
+            return self._original(*args, **kwargs)
         if outputs is None:
             out = self.compute(inputs, partial(self._attend, cache))
         else:
@@ -159,9 +167,7 @@ class FusedModule:
             fused._computed = ChainResult(hidden, calls[group], result)
         return results[0]
 
-    def compute(
-        self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
-    ) -> Any:
+    def compute(self, inputs: list[torch.Tensor], attend: Callable[[Request, list[torch.Tensor]], torch.Tensor]) -> Any:
         """Run the blocks one after the other on ``inputs``, each with its tokens in the axis that was recorded, with
         ``attend`` called between them. Returns what the module does.
         """
@@ -169,10 +175,10 @@ class FusedModule:
         between: dict[tuple[str, int], torch.Tensor] = {}
         outputs: list[torch.Tensor] = []
         for number, program in enumerate(self._programs):
-            if number:
-                attended = attend(self._recording.asked[number - 1], outputs)
-                between["attention", 0] = attended.view(rows, -1)
+            attended = attend(self._recording.asked[number - 1], outputs) if number else None
             for external in program.externals:
+                if external.kind == "attention" and attended is not None:
+                    between["attention", 0] = attended.movedim(external.axis, 0).reshape(rows, -1).contiguous()
                 if external.kind == "carried":
                     between.setdefault(("carried", external.number), torch.empty(rows, *external.shape))
             program.place_inputs(inputs)
@@ -218,9 +224,11 @@ class FusedModule:
         self._missing = missing(one.handed for one in recordings)
         self._hooks = hooks_of(one.module for one in (self, *behind))
 
-    def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
+    def _attend(self, cache: Any, asked: Request, outputs: list[torch.Tensor]) -> torch.Tensor:
+        assert isinstance(asked, AttentionRequest)
         if not asked.stores:
-            return self._attention.attend(asked.module, *outputs, *stand_ins(cache.step, asked.layer), **asked.options)
+            key, value = stand_ins(cache.step, asked.layer)
+            return self._attention.attend(asked.module, outputs[0], key, value, **asked.options)
         query, key, value = outputs
         if asked.absorbed is not None:
             step = cache.step

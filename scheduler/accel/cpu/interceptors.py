@@ -22,8 +22,8 @@ from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 @dataclass
 class AttentionRequest:
     """A recorded call of attention: the module, its layer, and the options other than query, key and value.
-    ``absorbed``: if it attends to rows of latents, with queries that were made for these. ``stores``: whether the module
-    stores keys and values; else it attends to those that another one has stored.
+    ``absorbed``: if it attends to rows of latents, with queries that were made for these. ``stores``: whether the
+    module stores keys and values; else it attends to those that another one has stored.
     """
 
     module: torch.nn.Module
@@ -33,6 +33,11 @@ class AttentionRequest:
     out: torch.Tensor | None = None
     absorbed: Absorbed | None = None
     stores: bool = True
+
+    @property
+    def signature(self) -> Any:
+        """A value that is equal for two recordings of the same request."""
+        return self.layer, self.stores, sorted(self.options)
 
     @property
     def scores(self) -> ScoreOptions:

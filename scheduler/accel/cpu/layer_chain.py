@@ -2,8 +2,9 @@
 
 The first layer of a chain computes all of them. When a later layer is called with the output of the layer before it and
 otherwise the arguments that were foreseen, it returns the result that is ready; when it is called with anything else it
-computes and stores its keys and values again. A change of a tensor in place cannot be detected here: the probe
-verifies that the model makes none, and nothing is computed ahead while a layer has hooks.
+computes and stores its keys and values again, after it has taken back what the state of its convolution has become. A
+change of a tensor in place cannot be detected here: the probe verifies that the model makes none, and nothing is
+computed ahead while a layer has hooks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from cache.attention.cpu import AttentionCall, CpuPlan
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu import program
+from scheduler.accel.cpu.convolution_program import ConvolutionProgram
 from scheduler.accel.cpu.foresight import Call, same_arguments
 from scheduler.accel.cpu.layer_program import LayerAttention, LayerProgram
 from scheduler.accel.cpu.program_kernel import ProgramKernel
@@ -60,13 +62,17 @@ class LayerChain:
     only the addresses of its write index, page tables and inputs are set.
     """
 
-    def __init__(self, layers: Sequence[LayerProgram], group_of: Sequence[int], kernel: ProgramKernel) -> None:
+    def __init__(
+        self, layers: Sequence[LayerProgram | ConvolutionProgram], group_of: Sequence[int], kernel: ProgramKernel
+    ) -> None:
         """``group_of`` each layer: those of a group have the same inputs."""
         self._layers, self._group_of, self._kernel = layers, group_of, kernel
         self._programs = [one for layer in layers for one in layer.programs]
         self._rooms = {id(layer.room): layer.room for layer in layers}.values()
+        self._attending = {number: one for number, one in enumerate(layers) if isinstance(one, LayerProgram)}
+        self._convolving = {number: one for number, one in enumerate(layers) if isinstance(one, ConvolutionProgram)}
         self._kinds: dict[Any, list[int]] = {}
-        for number, layer in enumerate(layers):
+        for number, layer in self._attending.items():
             self._kinds.setdefault(layer.kind, []).append(number)
         self._links = (_Link * len(layers))()
         self._runs = (program.ProgramCall * len(self._programs))()
@@ -94,7 +100,7 @@ class LayerChain:
             return None
         plans: dict[Any, CpuPlan] = {}
         for kind, numbers in self._kinds.items():
-            if (plan := self._layers[numbers[0]].plan()) is None:
+            if (plan := self._attending[numbers[0]].plan()) is None:
                 return None
             plans[kind] = plan
         if self._placed != self._place_of(cache, rows):
@@ -105,12 +111,16 @@ class LayerChain:
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
         step = cache.step
+        if not all(layer.begin(step) for layer in self._convolving.values()):
+            return None
         divided = bool(step.tier.near_layers)
         places = [step.write_positions(layer.source) for layer in self._layers] if divided else [step.write_index]
         self._steps["places"] = [where.data_ptr() for where in places]
         results = self._place_tensors(inputs, rows)
         if self._kernel.chain(ctypes.addressof(self._links), len(self._layers)):
             raise MemoryError("no memory for a step")
+        for layer in self._convolving.values():
+            layer.end()
         return results
 
     def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor]:
@@ -134,9 +144,12 @@ class LayerChain:
     def _place(self, cache: PackedCache, plans: dict[Any, CpuPlan], rows: int) -> bool:
         """Copy the layers' calls and tables; False if some layer does not fit this cache."""
         self._placed = ()
-        if not all(layer.fits(cache) for layer in self._layers):
+        if not all(layer.fits(cache) for layer in self._attending.values()):
             return False
-        for number, layer in enumerate(self._layers):
+        for number, convolving in self._convolving.items():
+            convolving.place(rows)
+            self._links[number].attention = convolving.address
+        for number, layer in self._attending.items():
             plan = plans[layer.kind]
             layer.place(cache, plan, rows)
             self._attentions[number], self._between[number] = plan.call, layer.call

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -55,6 +55,16 @@ class Rows(NamedTuple):
     tokens: torch.Tensor
 
 
+class IdleWatch(Protocol):
+    """What knows more of tensors on which nothing may depend."""
+
+    def see(self, name: Any, args: Any) -> None:
+        """A function of such tensors was called."""
+
+    def resolve(self, tensor: torch.Tensor) -> bool:
+        """Record what such a tensor is, with which rows meet; whether that is known."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Records what is computed within it from ``inputs``; ``tokens`` is a number that no other size equals.
 
@@ -84,6 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self._sharing: defaultdict[int, set[int]] = defaultdict(set)  # by the address of their memory
         self._others = {id(tensor) for tensor in others}
         self._idle: set[int] = set()  # tensors on which nothing may depend, as what they hold is not looked at
+        self.idle_watch: IdleWatch | None = None
         self._zeros: set[int] = set()  # the memory of zeros that were made meanwhile
         for number, tensor in enumerate(inputs):
             axis = self.token_axis(tensor)
@@ -199,11 +210,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._alive += [tensors, outs]
         name, others = func.overloadpacket, any(id(tensor) in self._others for tensor in tensors)
-        if any(id(tensor) in self._idle for tensor in tensors):
-            if others or any(id(tensor) in self._rows for tensor in tensors):
+        if idle := [tensor for tensor in tensors if id(tensor) in self._idle]:
+            mixed = others or any(id(tensor) in self._rows for tensor in tensors)
+            if not mixed:
+                self._idle.update(map(id, outs))
+                if self.idle_watch is not None:
+                    self.idle_watch.see(name, args)
+                return
+            if not all(self.idle_watch is not None and self.idle_watch.resolve(tensor) for tensor in idle):
                 raise Unrecordable(f"{name} of what is not looked at")
-            self._idle.update(map(id, outs))
-            return
+            self._idle.difference_update(map(id, idle))
         if func._schema.is_mutable:
             name = self._elsewhere(name, args[0])
         if name in _ZEROS:

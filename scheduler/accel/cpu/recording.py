@@ -18,6 +18,8 @@ from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
+from scheduler.accel.cpu.convolution_interceptor import intercept_convolution
+from scheduler.accel.cpu.convolution_program import ConvolutionRequest
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
@@ -28,6 +30,7 @@ from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 # A linear map as its weight and bias; None where the module is none.
 Linear = Callable[[torch.nn.Module], tuple[Matrix, torch.Tensor | None] | None]
+Request = AttentionRequest | ConvolutionRequest  # what is computed between two blocks
 Kind = tuple[torch.dtype, int]  # of a tensor: its elements, and how many axes it has
 
 # Root mean square of a difference over that of the result: what rounding between functions may do.
@@ -52,7 +55,7 @@ class ModuleRecording:
     untouched: list[tuple[int, type]]  # what the module did not look into
     cache_at: int | None
     blocks: list[BasicBlock]
-    asked: list[AttentionRequest]
+    asked: list[Request]
     outputs: list[torch.Tensor | None]
     form: TreeSpec
     handed: list[HandedKeys]  # what it stores in mappings that it got, and takes from them
@@ -79,7 +82,7 @@ class ModuleRecording:
     def signature(self) -> Any:
         """A value that is equal for two recordings of the same computation, whatever the number of tokens."""
         inputs = [(number, *_kind(tensor)) for number, tensor in self.inputs]
-        asked = [(one.layer, one.stores, sorted(one.options)) for one in self.asked]
+        asked = [one.signature for one in self.asked]
         operations = [_signature(op) for block in self.blocks for op in (None, *block.operations)]
         kinds = [out is None for out in self.outputs]
         given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
@@ -143,7 +146,7 @@ class ModuleRecording:
         """
         asked = iter(self.asked)
 
-        def attend(_: AttentionRequest, given: list[torch.Tensor]) -> torch.Tensor:
+        def attend(_: Request, given: list[torch.Tensor]) -> torch.Tensor:
             one = next(asked)
             _equal(given, one.given)
             assert one.out is not None
@@ -178,7 +181,7 @@ def record(
     if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
         raise Unrecordable("it got one thing twice")
     recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others], _FUNCTIONS)
-    asked: list[AttentionRequest] = []
+    asked: list[Any] = []
     with ExitStack() as stack:
         for part in module.modules():
             stack.enter_context(_intercepted(recorder, part, linear))
@@ -187,6 +190,8 @@ def record(
             known = stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
             mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
             watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
+            if any(_keeps_state(part) for part in module.modules()):
+                stack.enter_context(intercept_convolution(recorder, caches[0][1], asked))
         stack.enter_context(recorder)
         try:
             hidden = {key: _hidden(value, watches) for key, value in kwargs.items()}
@@ -245,10 +250,15 @@ def _look_at(module: torch.nn.Module, linear: Linear) -> None:
     for part in module.modules():
         if part is module:
             continue
-        if "forward" in vars(part) and linear(part) is None:
+        if "forward" in vars(part) and linear(part) is None and not _keeps_state(part):
             raise Unrecordable("a module within it is wrapped")
         if part._forward_hooks or part._forward_pre_hooks:
             raise Unrecordable("a module within it has hooks")
+
+
+def _keeps_state(module: torch.nn.Module) -> bool:
+    """Whether a module is called for each session alone, as it keeps a state."""
+    return getattr(vars(module).get("forward"), "keeps_state", False)
 
 
 def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:

@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #include "codes.h"
+#include "convolution.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "matrix.h"
@@ -44,9 +45,10 @@ struct External {
     int64_t stride, type;  // elements from row to row; 0 float32, 1 bfloat16, 2 float16, 3 int64, which is only read
 };
 
-// Between two blocks of a program: new keys and values are stored in pages, then attended to.
+// Between two blocks of a program: new keys and values are stored in pages, then attended to. Where there is a
+// convolution instead, nothing is stored.
 struct Attention {
-    int (*attend)(const void*);  // cache/attention/kernels/attention.cpp
+    int (*attend)(const void*);  // cache/attention/kernels/attention.cpp; or that of convolution.h
     const void* call;
     const char *key, *value;  // of `rows` tokens, one after the other
     char *key_pages, *value_pages;

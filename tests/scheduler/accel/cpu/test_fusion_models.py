@@ -22,7 +22,8 @@ WHOLE: dict[str, dict[str, int]] = {
     "qwen3": {"Qwen3DecoderLayer": 4},
     "gemma2": {"Gemma2DecoderLayer": 4},
     "gemma3_text": {"Gemma3DecoderLayer": 4},
-    "gemma4_text": {"Gemma4TextDecoderLayer": 1, "Gemma4TextMLP": 4},
+    "gemma3n_text": {"Gemma3nTextAttention": 6},
+    "gemma4_text": {"Gemma4TextDecoderLayer": 3},
     "gpt2": {"GPT2Block": 4},
     "gpt_neox": {"GPTNeoXLayer": 4},
     "phi": {"PhiDecoderLayer": 4},
@@ -45,14 +46,15 @@ WHOLE: dict[str, dict[str, int]] = {
     "qwen3_5_text": {"Qwen3_5DecoderLayer": 2, "Qwen3_5MLP": 2},
     "glm4_moe": {"Glm4MoeDecoderLayer": 4},
     "deepseek_v3": {"DeepseekV3DecoderLayer": 4},
-    "lfm2": {"Lfm2DecoderLayer": 2, "Lfm2MLP": 2},
+    "lfm2": {"Lfm2DecoderLayer": 4},
+    "lfm2_moe": {"Lfm2MoeDecoderLayer": 4},
 }
 
 
 NARROW = "llama gemma4_text gpt_oss qwen3_5_text"
 # Those whose layers are not called one after the other, or are no programs themselves.
 CHAINS = {"qwen3_5_text": [2]}
-CHAINS |= {name: [] for name in ("gemma4_text", "lfm2")}
+CHAINS |= {name: [] for name in ("gemma3n_text", "gemma4_text")}
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,103 @@
+"""``intercept_convolution``: while a module is recorded, a short causal convolution along tokens, which goes on from a
+session's state, is recorded as one call between two blocks.
+
+The code around such a convolution differs: it pads, cuts off and turns round. So what it makes of the state is not
+looked at, but what comes out must be the numbers that the convolution gives for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.convolution_program import ConvolutionRequest
+from scheduler.accel.cpu.recorder import Recorder, Unrecordable
+
+_CONVOLUTION = torch.ops.aten.convolution
+# What would be more than a convolution's state, or another session's.
+_REFUSED = ("update", "get_recurrent_state", "update_recurrent_state", "get_seq_length")
+
+
+class _ConvolutionWatch:
+    """What one module stores in the state of a convolution, and what is computed of it."""
+
+    def __init__(self, recorder: Recorder, state: Any, asked: list[Any]) -> None:
+        self._recorder, self._asked = recorder, asked
+        self._get, self._update = state.get_conv_state, state.update_conv_state
+        self._input: torch.Tensor | None = None  # [1, C, T]
+        self._inputs: torch.Tensor | None = None  # with those that the state had: [1, C, T or more]
+        self._layer = -1
+        self._kernel: tuple[torch.Tensor, torch.Tensor | None] | None = None  # weight [C, 1, K], bias
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands for the method of the cache."""
+        with self._recorder.paused():
+            state = self._get(*args, **kwargs)
+        if state is not None:
+            self._recorder.let_idle(state)
+        return state
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Stands for the method of the cache."""
+        if self._input is not None or self._asked:
+            raise Unrecordable("more than one convolution or attention")
+        with self._recorder.paused():
+            self._inputs = self._update(conv_states, layer_idx, *args, **kwargs).clone()
+            self._recorder.let_idle(self._inputs)
+        self._input, self._layer = conv_states, layer_idx
+        return self._inputs
+
+    def see(self, name: Any, args: Any) -> None:
+        """A function of what nobody looks at was called."""
+        if name is _CONVOLUTION and args[0] is self._inputs:
+            weight, bias, stride, groups = args[1], args[2], args[3], args[8]
+            if weight.dim() == 3 and weight.shape[1] == 1 and groups == len(weight) and list(stride) == [1]:
+                self._kernel = weight, bias
+
+    def resolve(self, tensor: torch.Tensor) -> bool:
+        """Record ``tensor`` if it is the result of the convolution; whether it is."""
+        if self._kernel is None or self._input is None or self._inputs is None or self._asked:
+            return False
+        weight, bias = self._kernel
+        padded = F.pad(self._inputs.float(), (weight.shape[2] - 1, 0))
+        want = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
+        want = want[..., -self._input.shape[-1] :].to(tensor.dtype)
+        if tensor.shape != want.shape or not torch.allclose(tensor, want, *_ROUNDING.get(tensor.dtype, (0, 0))):
+            return False
+        request = ConvolutionRequest(self._layer, weight[:, 0], bias, [self._input], tensor)
+        self._recorder.attend([self._input], tensor)
+        self._asked.append(request)
+        return True
+
+
+_ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float16: (5e-3, 5e-3), torch.bfloat16: (3e-2, 3e-2)}
+
+
+@contextmanager
+def intercept_convolution(recorder: Recorder, cache: PackedCache, asked: list[Any]) -> Iterator[None]:
+    """Within it, a convolution that goes on from the state of the only session of a step is recorded. Other uses of the
+    state raise Unrecordable.
+    """
+    state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
+    if state is None or not hasattr(state, "update_conv_state"):
+        raise Unrecordable("a module within it keeps a state")
+    watch = _ConvolutionWatch(recorder, state, asked)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Unrecordable("it has another state than that of a convolution")
+
+    own = {name: refuse for name in _REFUSED if hasattr(state, name)}
+    own |= {"get_conv_state": watch.get_conv_state, "update_conv_state": watch.update_conv_state}
+    vars(state).update(own)
+    recorder.idle_watch = watch
+    try:
+        yield
+    finally:
+        recorder.idle_watch = None
+        for name in own:
+            del vars(state)[name]

@@ -1,0 +1,165 @@
+"""Layers with a short convolution along tokens: they are programs, and in one chain with layers that attend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine_kit import Kit
+from program_kit import compiled, count_calls
+from stage_kit import DECODE, LONG, SHORT, STEPS, Stage, same
+from tiny_models import greedy, logits, make_model
+from transformers.models.lfm2 import modeling_lfm2
+
+from scheduler.accel.cpu.convolution_program import ConvolutionProgram
+
+LAYERS = 4  # convolution, attention, convolution, convolution
+ALL = (*LONG, *LONG)
+
+
+@torch.no_grad()
+def test_layers_with_a_convolution_are_in_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    model = make_model("lfm2")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.chains == [LAYERS]
+    assert stage.fusion._recorded is not None
+    calls.clear()
+    assert same(stage.run(LONG, DECODE), want)
+    assert calls["chain"] == len(DECODE) - 1  # in the first step there are no pages yet
+    chained = [stage.run(LONG, steps) for steps in (SHORT, STEPS)]
+    assert all(same(got, want) for got in chained)
+    stage.fusion.unrecord()
+    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
+    stage.fusion.unlink()
+    calls.clear()
+    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
+    assert same(stage.run(LONG, STEPS), want)
+    assert not calls["chain"]
+
+
+@torch.no_grad()
+def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules() -> None:
+    compiled()
+    want = [logits(make_model("lfm2"), ids) for ids in LONG]
+    stage = Stage(make_model("lfm2").to(torch.bfloat16))
+    assert stage.chains == [LAYERS]
+
+    def error() -> float:
+        pairs = zip(stage.run(LONG, STEPS), want, strict=True)
+        return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+    chained = error()
+    stage.mode.unfuse()
+    assert chained <= 1.2 * error()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["changed", "left out"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_state_that_was_moved_on_in_vain_is_taken_back(at: int, how: str) -> None:
+    """The layers behind it were computed ahead, and are computed again."""
+    compiled()
+    model = make_model("lfm2")
+    stage = Stage(model)
+
+    def change(module: Any) -> None:
+        inner = module.forward
+        module.forward = lambda hidden, *args, **kwargs: (
+            inner(hidden, *args, **kwargs) * 1.5 if how == "changed" else hidden
+        )
+
+    change(model.model.layers[at])
+    got = [*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)]
+    stage.mode.remove()
+    change(model.model.layers[at])
+    assert same(got, [logits(model, ids) for ids in ALL])
+
+
+@torch.no_grad()
+def test_programs_and_the_modules_own_code_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find in a state what the other has left there."""
+    compiled()
+    model = make_model("lfm2")
+    want = [logits(model, ids) for ids in ALL]
+    stage = Stage(model)
+    inner, steps = stage.mode.forward, iter(range(1000))
+
+    def forward(*args: Any) -> torch.Tensor:
+        if next(steps) % 2:
+            return inner(*args)
+        with stage.fusion.aside():
+            return inner(*args)
+
+    monkeypatch.setattr(stage.mode, "forward", forward)
+    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
+    next(steps)
+    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
+
+
+@torch.no_grad()
+def test_states_of_another_kind_are_for_the_modules_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    model = make_model("lfm2")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    monkeypatch.setattr(ConvolutionProgram, "_state", lambda self, span: None)
+    calls.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert not calls["chain"]
+
+
+@torch.no_grad()
+def test_what_is_more_than_a_convolution_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    plain = modeling_lfm2.causal_conv1d_fn
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        function = getattr(modeling_lfm2, name)
+        monkeypatch.setattr(
+            modeling_lfm2, name, lambda *args, function=function, **kwargs: function(*args, **kwargs).tanh()
+        )
+    assert modeling_lfm2.causal_conv1d_fn is not plain
+    model = make_model("lfm2")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.fused["Lfm2DecoderLayer"] == 1
+    assert same(stage.run(LONG, SHORT), want)
+
+
+def test_sessions_resume_rewind_and_fork() -> None:
+    compiled()
+    kit = Kit("lfm2")
+    assert kit.mode.fusion is not None
+    prompts = [list(range(20, 60)), list(range(100, 109)), list(range(7))]
+    turns = [kit.send(prompt, 9) for prompt in prompts]
+    kit.run()
+    for prompt, turn in zip(prompts, turns, strict=True):
+        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 9, kit.outcomes[turn].tokens)
+    first = [*prompts[0], *kit.outcomes[turns[0]].tokens]
+    asked = [[*first, 7, 8, 9], [*first, 200, 201], [*prompts[0], 3]]  # one goes on, others from its checkpoints
+    turns = [kit.send(prompt, 6) for prompt in asked]
+    kit.run()
+    for prompt, turn in zip(asked, turns, strict=True):
+        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 6, kit.outcomes[turn].tokens)
+
+
+def test_states_that_a_failed_step_left_half_way_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    kit = Kit("lfm2")
+    prompt = list(range(20))
+    want = greedy(kit.model, prompt, 12)
+    turn = kit.send(prompt, 12)
+    for _ in range(5):
+        kit.step()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("after all layers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kit.model.lm_head, "forward", fail)
+        kit.step()
+    made = kit.outcomes[turn].tokens
+    assert made == want[: len(made)]
+    assert kit.ask([*prompt, *made], 12 - len(made)).tokens == want[len(made) :]
