@@ -9,15 +9,16 @@ import torch
 
 
 class Field(NamedTuple):
-    """Bits of the codes of a block: ``nbytes`` bytes from byte ``at`` on hold ``8 / width`` of them each. The lowest of
-    all bytes are of the elements from ``first`` on, the next ones of those that follow. ``across``: those of one byte
-    are of elements that follow each other instead, and ``width`` is 1. ``up``: which bit of a code their lowest is.
+    """Some bits of all codes of a block. ``times`` parts of ``nbytes`` bytes follow each other from byte ``at`` on, and
+    each byte holds ``8 / width`` fields: the lowest of all bytes of a part are of the next elements, then the next ones
+    of those that follow. ``across``: those of one byte are of elements that follow each other instead, and ``width``
+    is 1. ``up``: which bit of a code their lowest is.
     """
 
     at: int
     nbytes: int
     width: int
-    first: int = 0
+    times: int = 1
     up: int = 0
     across: bool = False
 
@@ -38,13 +39,25 @@ class CodeLayout:
         if self is ONE_TO_A_BYTE:
             return data
         blocks = data.view(len(data), -1, self.nbytes)
-        codes = torch.full((*blocks.shape[:2], self.elements), self.flipped, dtype=torch.uint8)
-        for field in self.fields:
-            shifts = torch.arange(0, 8, field.width, dtype=torch.uint8)[:, None]
-            bits = blocks[..., None, field.at : field.at + field.nbytes] >> shifts & (1 << field.width) - 1
-            found = (bits.transpose(-1, -2) if field.across else bits).flatten(-2) << field.up
-            codes[..., field.first : field.first + found.shape[-1]] ^= found
-        return codes.view(len(data), -1)
+        first, *others = (_unpack(blocks, field) for field in self.fields)
+        codes = first ^ self.flipped if self.flipped else first
+        for more in others:
+            codes |= more
+        return codes.reshape(len(data), -1)
 
 
+def _unpack(blocks: torch.Tensor, field: Field) -> torch.Tensor:
+    """uint8 ``[rows, blocks, elements]``: the codes with the bits of this field alone."""
+    parts = blocks[..., field.at : field.at + field.times * field.nbytes]
+    if field.width == 8:
+        return parts
+    if field.across:
+        bits = parts[..., None] >> _SHIFTS[field.width]
+    else:
+        bits = parts.view(*parts.shape[:2], field.times, 1, -1) >> _SHIFTS[field.width][:, None]
+    bits &= (1 << field.width) - 1
+    return (bits << field.up if field.up else bits).flatten(2)
+
+
+_SHIFTS = {width: torch.arange(0, 8, width, dtype=torch.uint8) for width in (1, 2, 4)}
 ONE_TO_A_BYTE = CodeLayout(32, 32, (Field(0, 32, 8),))

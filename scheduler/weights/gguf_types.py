@@ -61,28 +61,18 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
     return values.reshape(values.shape[0], -1)
 
 
-def _fields(at: int, count: int, width: int, times: int = 1, up: int = 0) -> tuple[Field, ...]:
-    """``times`` fields, each of which has the next ``count`` bytes and the next elements."""
-    return tuple(Field(at + i * count, count, width, i * count * 8 // width, up) for i in range(times))
-
-
-def _fifth(at: int) -> Field:
-    """The fifth bits, of element ``i`` bit ``i`` of 32."""
-    return Field(at, 4, 1, up=4, across=True)
-
-
-_Q4_0_LAYOUT = CodeLayout(32, 18, _fields(2, 16, 4))
-_Q4_1_LAYOUT = CodeLayout(32, 20, _fields(4, 16, 4))
-_Q5_0_LAYOUT = CodeLayout(32, 22, (*_fields(6, 16, 4), _fifth(2)))
-_Q5_1_LAYOUT = CodeLayout(32, 24, (*_fields(8, 16, 4), _fifth(4)))
-_Q8_0_LAYOUT = CodeLayout(32, 34, _fields(2, 32, 8), flipped=128)
-_Q2_K_LAYOUT = CodeLayout(256, 84, _fields(16, 32, 2, 2))
-_Q3_K_LAYOUT = CodeLayout(256, 110, _fields(32, 32, 2, 2) + _fields(0, 32, 1, up=2))
-_Q4_K_LAYOUT = CodeLayout(256, 144, _fields(16, 32, 4, 4))
-_Q5_K_LAYOUT = CodeLayout(256, 176, _fields(48, 32, 4, 4) + _fields(16, 32, 1, up=4))
-_Q6_K_LAYOUT = CodeLayout(256, 210, _fields(0, 64, 4, 2) + _fields(128, 32, 2, 2, up=4))
-_IQ4_XS_LAYOUT = CodeLayout(256, 136, _fields(8, 16, 4, 8))
-_MXFP4_LAYOUT = CodeLayout(32, 17, _fields(1, 16, 4))
+_Q4_0_LAYOUT = CodeLayout(32, 18, (Field(2, 16, 4),))
+_Q4_1_LAYOUT = CodeLayout(32, 20, (Field(4, 16, 4),))
+_Q5_0_LAYOUT = CodeLayout(32, 22, (Field(6, 16, 4), Field(2, 4, 1, up=4, across=True)))
+_Q5_1_LAYOUT = CodeLayout(32, 24, (Field(8, 16, 4), Field(4, 4, 1, up=4, across=True)))
+_Q8_0_LAYOUT = CodeLayout(32, 34, (Field(2, 32, 8),), flipped=128)
+_Q2_K_LAYOUT = CodeLayout(256, 84, (Field(16, 32, 2, 2),))
+_Q3_K_LAYOUT = CodeLayout(256, 110, (Field(32, 32, 2, 2), Field(0, 32, 1, up=2)))
+_Q4_K_LAYOUT = CodeLayout(256, 144, (Field(16, 32, 4, 4),))
+_Q5_K_LAYOUT = CodeLayout(256, 176, (Field(48, 32, 4, 4), Field(16, 32, 1, up=4)))
+_Q6_K_LAYOUT = CodeLayout(256, 210, (Field(0, 64, 4, 2), Field(128, 32, 2, 2, up=4)))
+_IQ4_XS_LAYOUT = CodeLayout(256, 136, (Field(8, 16, 4, 8),))
+_MXFP4_LAYOUT = CodeLayout(32, 17, (Field(1, 16, 4),))
 
 
 def _q4_0(b: torch.Tensor) -> PackedRows:

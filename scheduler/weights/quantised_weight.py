@@ -94,7 +94,7 @@ class QuantisedWeight:
     def _row(self, number: int) -> torch.Tensor:
         row = self._taken.pop(number, None)
         if row is None:
-            row = self._rows.take(torch.tensor([number])).to(self.dtype)[0]
+            row = self._rows.dequantise(number, number + 1).to(self.dtype)[0]
             if len(self._taken) == self._most_taken:
                 self._taken.popitem(last=False)
         self._taken[number] = row

@@ -12,7 +12,7 @@ namespace {
 
 // Some bits of the codes of a block, see `Field` in scheduler/weights/code_layout.py.
 struct Field {
-    int64_t at, nbytes, width, first, up, across;
+    int64_t at, nbytes, width, times, up, across;
 };
 
 // Codes of at most 64 columns, and where they go: block after block of BLOCK elements of each.
@@ -53,8 +53,10 @@ inline void unpack(const Field field, const uint8_t* __restrict from, uint8_t* _
         return;
     }
     const uint64_t mask = EACH_BYTE * ((1 << field.width) - 1);
-    for (int64_t shift = 0; shift < 8; shift += field.width, to += field.nbytes)
-        for (int64_t i = 0; i < field.nbytes; i += 8) add_bits(to + i, (eight_bytes(from + i) >> shift & mask) << field.up);
+    for (int64_t part = 0; part < field.times; part++, from += field.nbytes)
+        for (int64_t shift = 0; shift < 8; shift += field.width, to += field.nbytes)
+            for (int64_t i = 0; i < field.nbytes; i += 8)
+                add_bits(to + i, (eight_bytes(from + i) >> shift & mask) << field.up);
 }
 
 // `Word`: the elements of a column that lie together.
@@ -121,7 +123,7 @@ void order(const Codes& codes) {
                     whole = (const uint8_t*)std::memcpy(rest, block, to_come);
                 }
                 for (const Field* field = codes.fields; field < codes.fields + codes.field_count; field++)
-                    unpack(*field, whole + field->at, words.values + number * codes.elements + field->first);
+                    unpack(*field, whole + field->at, words.values + number * codes.elements);
             }
             words.join(codes.bits, Word(Words<Word>::ONES * codes.flipped));
             words.write(codes, first / BLOCK, left < MOST_ELEMENTS / BLOCK ? left : MOST_ELEMENTS / BLOCK, column);
