@@ -19,7 +19,7 @@ from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
 from scheduler.core.drafters import Draft
 from scheduler.core.fair_queue import QueueFull
-from scheduler.core.gauges import StepCounters, read_stats
+from scheduler.core.gauges import RecentStats, StepCounters, read_stats
 from scheduler.core.grammar_queue import GrammarQueue
 from scheduler.core.input_processor import InputProcessor
 from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
@@ -87,7 +87,7 @@ class EngineCore:
         self._speculator = speculator
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
-        self._counters = StepCounters()
+        self._counters, self._recent = StepCounters(), RecentStats(self.stats)
 
     @property
     def idle(self) -> bool:
@@ -233,7 +233,7 @@ class EngineCore:
         for turn in broken:  # also one that is in a step that has been launched
             if turn.finish_reason is None:
                 self.scheduler.finish(turn, FinishReason.ERROR)
-        return StepOutputs(tuple(deltas), self.stats(), time.monotonic())
+        return StepOutputs(tuple(deltas), self._recent.read(self.scheduler, self.stalled), time.monotonic())
 
     def _fail_step(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
         """End the turns of a step that failed. Raises ``error`` if too many steps in a row have failed, or if the

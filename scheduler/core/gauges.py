@@ -1,11 +1,11 @@
-"""The engine's gauges and counters: ``StepCounters``, and ``read_stats`` for the server."""
+"""The engine's gauges and counters: ``StepCounters``, and ``read_stats`` and ``RecentStats`` for the server."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cache.inventory import count_reclaimable, tier_stats
@@ -18,6 +18,7 @@ from scheduler.media.media_store import MediaStore
 from scheduler.protocol import DraftSource
 
 _LOOK = 10.0  # seconds between two looks at all pages
+_RECENT = 0.1  # seconds
 
 
 @dataclass
@@ -35,6 +36,22 @@ class StepCounters:
         """Count the reclaimable pages, which takes a while where there are many."""
         if time.monotonic() - self.looked_at >= _LOOK:
             self.reclaimable_pages, self.looked_at = count_reclaimable(store), time.monotonic()
+
+
+class RecentStats:
+    """Statistics that are read when turns have begun or ended, or nothing runs, and else every ``_RECENT`` seconds:
+    reading them takes longer than drawing a token.
+    """
+
+    def __init__(self, read: Callable[[], Stats]) -> None:
+        self._read, self._stats = read, Stats()
+        self._turns, self._at = (-1, -1), -math.inf
+
+    def read(self, scheduler: Scheduler, stalled: bool) -> Stats:
+        turns, now = (len(scheduler.running), len(scheduler.waiting)), time.monotonic()
+        if stalled or turns != self._turns or now - self._at >= _RECENT:
+            self._stats, self._turns, self._at = self._read(), turns, now
+        return self._stats
 
 
 def read_stats(

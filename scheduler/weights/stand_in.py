@@ -43,6 +43,7 @@ class WeightStandIn(torch.Tensor):
 
     def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
         self.of = of
+        self._rows = of if isinstance(of, HasRows) else None
         self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
 
     @classmethod
@@ -55,8 +56,8 @@ class WeightStandIn(torch.Tensor):
         if isinstance(first, cls):
             if func is torch.ops.aten.detach.default:
                 return first
-            if func is torch.ops.aten.embedding.default and isinstance(first.of, HasRows):
-                return first.of.take(args[1])
+            if func is torch.ops.aten.embedding.default and first._rows is not None:
+                return first._rows.take(args[1])
         args, kwargs = torch.utils._pytree.tree_map_only(cls, cls._dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 

@@ -51,6 +51,9 @@ class ChainedModule(Protocol):
         """What its next call returns if the arguments are those that were foreseen."""
 
 
+Fill = Callable[[Mapping[int | str, Any]], Any]
+
+
 class StepValue(NamedTuple):
     """A value of a step: an argument of the forward, by its name, or the result of a call, by its number; and where in
     it.
@@ -95,6 +98,7 @@ class RecordedForward:
         self._calls = {number: recorder.calls[number] for number in sorted(recorder.needed(result))}
         if problem := next((call.problem for call in self._calls.values() if call.problem), ""):
             raise Unrecordable(problem)
+        self._fill: dict[int, Fill] = {}
         self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
 
@@ -108,17 +112,21 @@ class RecordedForward:
             return None
         if {name: _kind(value) for name, value in given.items()} != self._given:
             return None
+        if not self._fill:
+            self._fill = {number: _fill((call.args, call.kwargs)) for number, call in self._calls.items()}
         values: dict[int | str, Any] = dict(given.items())
         for number, call in self._calls.items():
             if number in values:  # computed with its chain
                 continue
-            args, kwargs = _filled(call.args, values), _filled(call.kwargs, values)
+            args, kwargs = self._fill[number](values)
             results = call.run_ahead(*args, **kwargs) if call.run_ahead is not None else None
             if results is None:
                 values[number] = call.function(*args, **kwargs)
             else:
                 values.update(zip(call.chain, results, strict=True))
-        logits: torch.Tensor = _filled(self._result, values)
+        logits: torch.Tensor = values[self._result.of]
+        for key in self._result.path:
+            logits = logits[key]
         return logits
 
     def infer_sizes(self, other: RecordedForward) -> None:
@@ -309,19 +317,26 @@ def _inferred(mine: Any, theirs: Any) -> Any:
     return mine[0], tuple(-1 if place in different else size for place, size in enumerate(sizes))
 
 
-def _filled(template: Any, values: Mapping[int | str, Any]) -> Any:
-    """A template's values."""
-    kind = type(template)
-    if kind is StepValue:
-        found = values[template.of]
-        for key in template.path:
-            found = found[key]
-        return found
-    if kind is tuple or kind is list:
-        return kind([_filled(one, values) for one in template])
-    if kind is dict:
-        return {key: _filled(one, values) for key, one in template.items()}
-    return slice(*(_filled(one, values) for one in template)) if kind is _Slice else template
+def _fill(template: Any) -> Fill:
+    """A function that makes a template's values of those of a step, compiled once, as it is called in every step."""
+    constants: dict[str, Any] = {}
+
+    def source(part: Any) -> str:
+        kind = type(part)
+        if kind is StepValue:
+            return f"values[{part.of!r}]" + "".join(f"[{key!r}]" for key in part.path)
+        if kind is tuple or kind is list:
+            inside = "".join(f"{source(one)}, " for one in part)
+            return f"({inside})" if kind is tuple else f"[{inside}]"
+        if kind is dict:
+            return "{" + "".join(f"{source(key)}: {source(one)}, " for key, one in part.items()) + "}"
+        if kind is _Slice:
+            return f"slice({source(part.start)}, {source(part.stop)}, {source(part.step)})"
+        constants[name := f"constant_{len(constants)}"] = part
+        return name
+
+    filled: Fill = eval(f"lambda values: {source(template)}", constants)
+    return filled
 
 
 def _refs(template: Any) -> Iterator[StepValue]:
