@@ -82,13 +82,13 @@ def test_rows_that_were_taken_are_kept_and_cannot_be_changed(tmp_path: Path, mon
     assert weight is not None
     monkeypatch.setattr(weight, "_most_taken", 3)
     asked: list[int] = []
-    rows = weight.source.take
+    rows = weight.source.dequantise
 
-    def take(ids: torch.Tensor) -> torch.Tensor:
-        asked.extend(ids.tolist())
-        return rows(ids)
+    def dequantise(start: int, stop: int) -> torch.Tensor:
+        asked.extend(range(start, stop))
+        return rows(start, stop)
 
-    monkeypatch.setattr(weight.source, "take", take)
+    monkeypatch.setattr(weight.source, "dequantise", dequantise)
     for ids in ([5], [6, 7], [5, 5], [8], [5], [6]):
         found = embed(torch.tensor([ids]))
         assert torch.equal(found, wanted(torch.tensor([ids])))
