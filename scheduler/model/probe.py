@@ -271,7 +271,12 @@ class _Trial(Measurement):
         except Exception:  # whatever a mode raises with what it has learned
             mode.unfuse()
             mode.in_place = frozenset()
-            fused = mode.fuse(packing, partial(self.steps, mode))
+            try:
+                fused = mode.fuse(packing, partial(self.steps, mode))
+            except Exception as problem:  # whatever a mode raises with programs
+                log.info("modules run uncompiled: as programs they fail: %s", first_line(problem, 160))
+                mode.unfuse()
+                return 0
         if not (fused or mode.in_place) or self._is_right(mode, allowed):
             return fused
         with mode.uncompiled(programs=False):

@@ -291,6 +291,17 @@ def test_an_earlier_verdict_is_measured_once_as_the_model_will_run(monkeypatch: 
         assert wrong or again.mode.in_place == before.mode.in_place
 
 
+def test_programs_that_cannot_be_made_do_not_fail_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("in any module")
+
+    monkeypatch.setattr(Fusion, "find", fail)
+    model = make_model("llama")
+    verdict = probed(model, packing=pack(model))
+    assert verdict.mode.fusion is None
+    assert verdict.report.endswith(", 0 modules run as programs")
+
+
 def test_what_rounded_kv_changes_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     model, codec = make_model("llama"), Codec.INT8
     caplog.set_level("INFO")
