@@ -16,9 +16,11 @@ import torch.nn.functional as F
 
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.convolution_program import ConvolutionRequest
+from scheduler.accel.cpu.linear import equal
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 _CONVOLUTION = torch.ops.aten.convolution
+_ROUNDINGS = 2  # of the sum, and with the bias
 # What would be more than a convolution's state, or another session's.
 _REFUSED = ("update", "get_recurrent_state", "update_recurrent_state", "get_seq_length")
 
@@ -52,6 +54,11 @@ class _ConvolutionWatch:
         self._input, self._layer = conv_states, layer_idx
         return self._inputs
 
+    @property
+    def done(self) -> bool:
+        """Whether what was stored, if anything was, is that of a recorded convolution."""
+        return self._input is None or bool(self._asked)
+
     def see(self, name: Any, args: Any) -> None:
         """A function of what nobody looks at was called."""
         if name is _CONVOLUTION and args[0] is self._inputs:
@@ -63,11 +70,13 @@ class _ConvolutionWatch:
         """Record ``tensor`` if it is the result of the convolution; whether it is."""
         if self._kernel is None or self._input is None or self._inputs is None or self._asked:
             return False
+        if tensor.dtype is not self._input.dtype:  # rows before and after it are of one type
+            return False
         weight, bias = self._kernel
         padded = F.pad(self._inputs.float(), (weight.shape[2] - 1, 0))
         want = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
         want = want[..., -self._input.shape[-1] :].to(tensor.dtype)
-        if tensor.shape != want.shape or not torch.allclose(tensor, want, *_ROUNDING.get(tensor.dtype, (0, 0))):
+        if not equal(tensor, want, _ROUNDINGS):
             return False
         request = ConvolutionRequest(self._layer, weight[:, 0], bias, [self._input], tensor)
         self._recorder.attend([self._input], tensor)
@@ -75,13 +84,10 @@ class _ConvolutionWatch:
         return True
 
 
-_ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float16: (5e-3, 5e-3), torch.bfloat16: (3e-2, 3e-2)}
-
-
 @contextmanager
 def intercept_convolution(recorder: Recorder, cache: PackedCache, asked: list[Any]) -> Iterator[None]:
     """Within it, a convolution that goes on from the state of the only session of a step is recorded. Other uses of the
-    state raise Unrecordable.
+    state raise Unrecordable, and what was stored without one.
     """
     state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
     if state is None or not hasattr(state, "update_conv_state"):
@@ -97,6 +103,8 @@ def intercept_convolution(recorder: Recorder, cache: PackedCache, asked: list[An
     recorder.idle_watch = watch
     try:
         yield
+        if not watch.done:
+            raise Unrecordable("it stores what is in no convolution")
     finally:
         recorder.idle_watch = None
         for name in own:

@@ -66,7 +66,7 @@ class ConvolutionProgram:
         self._placed = 0
         self._spans = np.zeros((0, 4), np.int64)  # ``ConvolvedSpan`` of convolution.h
         self._saved = torch.empty(0, *asked.weight.shape, dtype=self._dtype)
-        self._moved: list[tuple[Any, bool]] = []  # the states of the step, and whether they were new
+        self.moved: list[tuple[Any, bool]] = []  # the states of the latest step, and whether they were new
         channels, taps = asked.weight.shape
         self._convolution = _Convolution(
             weight=self._weight.data_ptr(),
@@ -85,9 +85,10 @@ class ConvolutionProgram:
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
         """The outputs of the block after the convolution, with ``rows`` in their token axis, as ``inputs`` have; None,
-        and nothing has changed, if the states of this step are of another kind. Raises MemoryError.
+        and nothing has changed, if these are not all rows of the step, or its states are of another kind. Raises
+        MemoryError.
         """
-        if not self.begin(cache.step):
+        if not self.begin(cache.step, rows):
             return None
         self.place(rows)
         for program in self.programs:
@@ -98,37 +99,41 @@ class ConvolutionProgram:
         self.end()
         return outputs
 
-    def begin(self, step: PackedStep) -> bool:
-        """Let the convolution go on from the states of this step; False if one of them is of another kind."""
+    def begin(self, step: PackedStep, rows: int) -> bool:
+        """Let the convolution go on from the states of this step; False if one of them is of another kind, or the step
+        has not so many rows.
+        """
         states = [self._state(span) for span in step.spans]
-        if any(state is None for state in states):
+        if rows != step.tokens or any(state is None for state in states):
             return False
         if len(self._spans) != len(states):
             self._spans = np.zeros((len(states), 4), np.int64)
             self._saved = torch.empty(len(states), *self._shape[1:], dtype=self._dtype)
             self._spans[:, 1] = [one.data_ptr() for one in self._saved]
             self._convolution.spans, self._convolution.count = self._spans.ctypes.data, len(states)
-        self._moved = []
+        self.moved = []
         for number, (span, state) in enumerate(zip(step.spans, states, strict=True)):
             new = not state.has_previous_state[0]
             if new:
                 state.conv_states[0].zero_()
-            self._moved.append((state, new))
+            self.moved.append((state, new))
             self._spans[number] = state.conv_states[0].data_ptr(), self._spans[number, 1], span.row, span.size
         return True
 
     def end(self) -> None:
         """The states have moved on."""
-        for state, new in self._moved:
+        for state, new in self.moved:
             if new:
                 state.has_previous_state[0] = True
 
-    def take_back(self) -> None:
-        """The states of the step are what they were before it."""
-        for (state, new), saved in zip(self._moved, self._saved, strict=True):
+    def take_back(self, moved: list[tuple[Any, bool]]) -> None:
+        """The states are what they were before the step, if that has ``moved`` them and is the latest one."""
+        if moved is not self.moved:
+            return
+        for (state, new), saved in zip(moved, self._saved, strict=True):
             state.conv_states[0].copy_(saved[None])
             state.has_previous_state[0] = not new
-        self._moved = []
+        self.moved = []
 
     def place(self, rows: int) -> None:
         """Set the addresses of the tensors between the blocks, in both programs and the convolution."""

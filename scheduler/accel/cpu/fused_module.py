@@ -75,16 +75,15 @@ class FusedModule:
         if ahead is not None and not passed_over and ahead.fits(args, kwargs):
             self._hand_keys_on((args, kwargs))
             return ahead.result
-        if ahead is not None and isinstance(self._layer, ConvolutionProgram):
-            self._layer.take_back()
+        if ahead is not None and ahead.moved is not None and isinstance(self._layer, ConvolutionProgram):
+            self._layer.take_back(ahead.moved)
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the module's forward; computed by that if the arguments are of other kinds than those
         recorded.
         """
-        for fused in self._behind:  # of a step that has failed
-            fused._computed = None
+        self._forget()
         if (called := self._matched(args, kwargs)) is None:
             return self._original(*args, **kwargs)
         if (found := self._run_chain((args, kwargs), *called)) is not None:
@@ -105,6 +104,7 @@ class FusedModule:
         """The results of all modules of its chain, by the arguments of this module, the first; None if they cannot be
         computed at once, or the forward of one was replaced. Raises MemoryError.
         """
+        self._forget()
         whole = all(fused._own.get("forward") is fused._forward for fused in self.chain)
         called = self._matched(args, kwargs) if whole else None
         found = None if called is None else self._run_chain((args, kwargs), *called)
@@ -113,6 +113,11 @@ class FusedModule:
         for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
             fused._hand_keys_on(found[0][group])
         return found[1]
+
+    def _forget(self) -> None:
+        """Nothing is ready for the modules behind it: what is there is of a step that has failed."""
+        for fused in self._behind:
+            fused._computed = None
 
     @property
     def ready(self) -> torch.Tensor | None:
@@ -164,7 +169,8 @@ class FusedModule:
         assert self._foresight is not None
         groups = self._foresight.group_of[1:]
         for fused, group, (hidden, result) in zip(self._behind, groups, pairwise(results), strict=True):
-            fused._computed = ChainResult(hidden, calls[group], result)
+            moved = fused._layer.moved if isinstance(fused._layer, ConvolutionProgram) else None
+            fused._computed = ChainResult(hidden, calls[group], result, moved)
         return results[0]
 
     def compute(self, inputs: list[torch.Tensor], attend: Callable[[Request, list[torch.Tensor]], torch.Tensor]) -> Any:
@@ -216,6 +222,7 @@ class FusedModule:
         """Make this module the first of a chain with the modules ``behind`` it, whose calls differ so from its own; of
         no chain if there are none.
         """
+        self._forget()
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
         recordings = [one._recording for one in (self, *behind)]
         self._foresight = Foresight(origins, list(zip(recordings, [(), *differences], strict=True)))

@@ -30,11 +30,14 @@ _MOST = 32 << 20  # bytes of results that are there at once; so many rows take l
 
 
 class ChainResult(NamedTuple):
-    """The result of a layer if it is called with ``hidden`` and otherwise with the arguments of the call ``like``."""
+    """The result of a layer if it is called with ``hidden`` and otherwise with the arguments of the call ``like``.
+    ``moved``: the states that its convolution has moved on.
+    """
 
     hidden: torch.Tensor
     like: Call
     result: torch.Tensor
+    moved: list[tuple[Any, bool]] | None = None
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has these arguments."""
@@ -111,7 +114,7 @@ class LayerChain:
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
         step = cache.step
-        if not all(layer.begin(step) for layer in self._convolving.values()):
+        if not all(layer.begin(step, rows) for layer in self._convolving.values()):
             return None
         divided = bool(step.tier.near_layers)
         places = [step.write_positions(layer.source) for layer in self._layers] if divided else [step.write_index]

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cache.attention.packed_attention import PackedAttention
+from cache.pages import state as states
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
@@ -170,14 +171,37 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ModuleRecording]:
-    """Call ``forward`` of ``module`` and record it. Raises ``Unrecordable``, before or after ``forward`` was called."""
+    """Call ``forward`` of ``module`` and record it. Raises Unrecordable, before or after ``forward`` was called; the
+    states of sessions are then what they were.
+    """
     _look_at(module, linear)
+    caches = [one for one in spread_arguments(args, kwargs)[1] if isinstance(one, PackedCache)]
+    sessions = [span.session for span in caches[0].step.spans] if caches and _has_state(module) else []
+    before = [states.clone(session.state) for session in sessions]
+    try:
+        return _record(attention, linear, module, forward, args, kwargs)
+    except Unrecordable:
+        for session, state in zip(sessions, before, strict=True):
+            session.state = state
+        raise
+
+
+def _record(
+    attention: PackedAttention,
+    linear: Linear,
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, ModuleRecording]:
     called, given = spread_arguments(args, kwargs)
     tokens = _tokens(given)
     tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
     inputs = [(i, v) for i, v in tensors if _is_rows(v, tokens)]
     others = [(i, v) for i, v in tensors if not _is_rows(v, tokens)]
     caches = [(i, v) for i, v in enumerate(given) if isinstance(v, PackedCache)]
+    if not caches and _has_state(module):
+        raise Unrecordable("it keeps a state, and gets no cache")
     if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
         raise Unrecordable("it got one thing twice")
     recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others], _FUNCTIONS)
@@ -190,7 +214,7 @@ def record(
             known = stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
             mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
             watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
-            if any(_keeps_state(part) for part in module.modules()):
+            if _has_state(module):
                 stack.enter_context(intercept_convolution(recorder, caches[0][1], asked))
         stack.enter_context(recorder)
         try:
@@ -198,6 +222,8 @@ def record(
             out = forward(*(_hidden(value, watches) for value in args), **hidden)
         except Exception as error:
             raise error if isinstance(error, Unrecordable) else Unrecordable("it fails when it is watched") from error
+    if len(asked) > 1 and any(isinstance(one, ConvolutionRequest) for one in asked):
+        raise Unrecordable("more than one convolution or attention")
     codes = {op.code for block in recorder.blocks for op in block.operations}
     if recorder.plain_products and Opcode.TOPK not in codes:
         raise Unrecordable("a product with a weight of no linear module")
@@ -259,6 +285,11 @@ def _look_at(module: torch.nn.Module, linear: Linear) -> None:
 def _keeps_state(module: torch.nn.Module) -> bool:
     """Whether a module is called for each session alone, as it keeps a state."""
     return getattr(vars(module).get("forward"), "keeps_state", False)
+
+
+def _has_state(module: torch.nn.Module) -> bool:
+    """Whether such a module is within it."""
+    return any(_keeps_state(part) for part in module.modules())
 
 
 def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:

@@ -32,6 +32,7 @@ void convolve(const Convolution& c, const ConvolvedSpan& span, float* memory) {
     float *ring = memory, *sum = ring + taps * n;
     T* state = (T*)span.state;
     std::memcpy(span.saved, state, n * taps * sizeof(T));
+    if (!span.size) return;
     for (int64_t k = 1; k < taps; k++)
         for (int64_t i = 0; i < n; i++) ring[(k - 1) * n + i] = get(state[i * taps + k]);
     for (int64_t t = 0; t < span.size; t++) {

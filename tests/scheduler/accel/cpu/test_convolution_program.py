@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from engine_kit import Kit
-from program_kit import compiled, count_calls
+from program_kit import compiled, count_calls, linear
 from stage_kit import DECODE, LONG, SHORT, STEPS, Stage, same
 from tiny_models import greedy, logits, make_model
+from torch import nn
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.lfm2 import modeling_lfm2
 
+from cache.pages.packed import Span
 from scheduler.accel.cpu.convolution_program import ConvolutionProgram
+from scheduler.accel.cpu.fusion import ModuleRecorder, record_modules
+from scheduler.accel.cpu.layer_chain import ChainResult
+from scheduler.accel.cpu.recording import record
+from scheduler.forward.modes import PackedMode
 
 LAYERS = 4  # convolution, attention, convolution, convolution
 ALL = (*LONG, *LONG)
@@ -111,21 +122,120 @@ def test_states_of_another_kind_are_for_the_modules_own_code(monkeypatch: pytest
     assert not calls["chain"]
 
 
+def change_convolution(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        function = getattr(modeling_lfm2, name)
+        monkeypatch.setattr(
+            modeling_lfm2, name, lambda *args, function=function, **kwargs: change(function(*args, **kwargs))
+        )
+
+
 @torch.no_grad()
 def test_what_is_more_than_a_convolution_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled()
     plain = modeling_lfm2.causal_conv1d_fn
-    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
-        function = getattr(modeling_lfm2, name)
-        monkeypatch.setattr(
-            modeling_lfm2, name, lambda *args, function=function, **kwargs: function(*args, **kwargs).tanh()
-        )
+    change_convolution(monkeypatch, torch.tanh)
     assert modeling_lfm2.causal_conv1d_fn is not plain
     model = make_model("lfm2")
     want = [logits(model, ids) for ids in LONG]
     stage = Stage(model)
     assert stage.fused["Lfm2DecoderLayer"] == 1
     assert same(stage.run(LONG, SHORT), want)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a little more": lambda out: out * 1.00008,
+    "another type": torch.Tensor.half,
+    "nothing of it": lambda out: torch.zeros(1, out.shape[1], 1),
+}
+
+
+@torch.no_grad()
+def test_a_layer_that_is_refused_begins_with_the_same_state_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    stage = Stage(make_model("lfm2"))
+    stage.mode.unfuse()
+    assert isinstance(stage.mode, PackedMode)
+    recorded, steps = partial(record, stage.mode.attention, linear), [[(0, 50)], [(0, 47)]]
+    for name, change in {"nothing": torch.Tensor.clone, **CHANGES}.items():
+        with monkeypatch.context() as patch:
+            change_convolution(patch, change)
+            want = stage.run(LONG[:1], steps)
+            watches = [ModuleRecorder(layer, recorded) for layer in stage.model.model.layers]
+            with record_modules(watches):
+                assert all(map(torch.equal, stage.run(LONG[:1], steps), want)), name
+        refused = [watch._refused is not None for watch in watches]
+        assert refused == [name in CHANGES, False, name in CHANGES, name in CHANGES], name
+
+
+class _Both(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        hidden = self.first(hidden, **kwargs)
+        return self.second(hidden, **kwargs)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_a_convolution_and_attention_in_one_module_are_two_programs() -> None:
+    compiled()
+    model = make_model("lfm2")
+    first, second, *others = model.model.layers
+    want = [logits(model, ids) for ids in LONG]
+    model.model.layers = nn.ModuleList([_Both(first, second), *others, nn.Identity()])
+    model.model.layers[-1].forward = lambda hidden, **kwargs: hidden
+    stage = Stage(model)
+    assert "_Both" not in stage.fused
+    assert stage.fused["Lfm2DecoderLayer"] == LAYERS
+    assert same(stage.run(LONG, SHORT), want)
+
+
+@torch.no_grad()
+def test_sessions_without_tokens_and_rows_of_another_step() -> None:
+    found = compiled()
+    stage = Stage(make_model("lfm2"))
+    program = stage.fusion._fused[0]._layer
+    assert isinstance(program, ConvolutionProgram)
+    layer: Any = LinearAttentionLayer()
+    layer.lazy_initialization(conv_states=torch.zeros(program._shape), conv_kernel_size=program._shape[2])
+    layer.has_previous_state[0] = True
+    before = layer.conv_states[0].normal_().clone()
+    session = SimpleNamespace(state=SimpleNamespace(layers=[layer]), length=7)
+    step: Any = SimpleNamespace(spans=[Span(session, 0, 0)], tokens=0)  # type: ignore[arg-type]
+    assert not program.begin(step, 1)
+    assert program.begin(step, 0)
+    convolve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(found.convolve or 0)
+    assert not convolve(ctypes.addressof(program._convolution))
+    assert torch.equal(layer.conv_states[0], before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_a_failed_step_left_ready_is_dropped(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    model = make_model("lfm2")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    if not recorded:
+        stage.fusion.unrecord()
+    behind = [one for fused in stage.fusion._fused for one in fused._behind]
+    inner, stale = stage.mode.forward, ChainResult(torch.ones(1), ((), {}), torch.ones(1), [])
+
+    def forward(*args: Any) -> torch.Tensor:
+        for fused in behind:
+            fused._computed = stale
+        return inner(*args)
+
+    monkeypatch.setattr(stage.mode, "forward", forward)
+    assert same(stage.run(LONG, DECODE), want)
+    assert [fused._computed for fused in behind] == [None] * (LAYERS - 1)
+    for fused in behind:
+        fused._computed = stale
+    stage.fusion.unlink()
+    assert [fused._computed for fused in behind] == [None] * (LAYERS - 1)
+    assert same(stage.run(LONG, DECODE), want)  # a state that another run has moved on is not taken back
 
 
 def test_sessions_resume_rewind_and_fork() -> None:

@@ -138,6 +138,21 @@ def test_one_tensor_in_two_places_is_refused() -> None:
     assert len(learn(Of(lambda x, y: x * 2 + y.tanh()), make)) == 0
 
 
+class Stored:
+    keeps_state = True
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_state_that_is_in_no_cache_is_refused() -> None:
+    part: Any = nn.Identity()
+    part.forward = Stored()
+    module = Of(lambda x: part(x).tanh() * 3)
+    module.part = part
+    assert len(learn(module, one)) == 0
+
+
 class Bag(dict[str, Any]):
     """Something that a layer may hand on, or look into."""
 
