@@ -158,7 +158,7 @@ def kinds(found: CompiledLayers | None) -> dict[str, int]:
         pytest.param("qwen3", 2, {"Qwen3DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("gemma2", 4, {"Gemma2DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("gemma3", 4, {"Gemma3DecoderLayer": 3}, marks=pytest.mark.slow),
-        ("gpt_oss", 4, {"GptOssDecoderLayer": 3}),
+        pytest.param("gpt_oss", 4, {"GptOssDecoderLayer": 3}, marks=pytest.mark.slow),
         pytest.param("longrope", 4, {"Phi3DecoderLayer": 2}, marks=pytest.mark.slow),
         pytest.param("mixtral", 2, {"MixtralDecoderLayer": 4}, marks=pytest.mark.slow),
         pytest.param("gpt_neox", 2, {"GPTNeoXLayer": 4}, marks=pytest.mark.slow),
