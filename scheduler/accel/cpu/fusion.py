@@ -22,7 +22,7 @@ from scheduler.accel.cpu.fused_module import FusedModule
 from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
-from scheduler.accel.cpu.recording import Linear, ModuleRecording, record
+from scheduler.accel.cpu.recording import Linear, ModuleRecording, moved_only_if_recorded, record
 
 log = logging.getLogger("warmturn.engine")
 
@@ -195,7 +195,8 @@ class ModuleRecorder:
         """Call the module's forward and record it."""
         if self._refused is None:
             try:
-                out, recording = self._record(self.module, self._original, args, kwargs)
+                with moved_only_if_recorded(self.module, args, kwargs):
+                    out, recording = self._record(self.module, self._original, args, kwargs)
                 self._recordings.append(recording)
                 return out
             except Unrecordable as error:

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -171,29 +171,8 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ModuleRecording]:
-    """Call ``forward`` of ``module`` and record it. Raises Unrecordable, before or after ``forward`` was called; the
-    states of sessions are then what they were.
-    """
+    """Call ``forward`` of ``module`` and record it. Raises ``Unrecordable``, before or after ``forward`` was called."""
     _look_at(module, linear)
-    caches = [one for one in spread_arguments(args, kwargs)[1] if isinstance(one, PackedCache)]
-    sessions = [span.session for span in caches[0].step.spans] if caches and _has_state(module) else []
-    before = [states.clone(session.state) for session in sessions]
-    try:
-        return _record(attention, linear, module, forward, args, kwargs)
-    except Unrecordable:
-        for session, state in zip(sessions, before, strict=True):
-            session.state = state
-        raise
-
-
-def _record(
-    attention: PackedAttention,
-    linear: Linear,
-    module: torch.nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Any, ModuleRecording]:
     called, given = spread_arguments(args, kwargs)
     tokens = _tokens(given)
     tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
@@ -253,6 +232,22 @@ def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> A
     if (experts := packed_experts(part)) is not None:
         return intercept_experts(recorder, part, experts)
     return refuse_linear(recorder, part) if isinstance(part, torch.nn.Linear) else nullcontext()
+
+
+@contextmanager
+def moved_only_if_recorded(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Within it ``module`` is recorded with these arguments. The states of sessions are what they were if that raises
+    ``Unrecordable``.
+    """
+    caches = [one for one in spread_arguments(args, kwargs)[1] if isinstance(one, PackedCache)]
+    sessions = [span.session for span in caches[0].step.spans] if caches and _has_state(module) else []
+    before = [states.clone(session.state) for session in sessions]
+    try:
+        yield
+    except Unrecordable:
+        for session, state in zip(sessions, before, strict=True):
+            session.state = state
+        raise
 
 
 class _Untouched:
