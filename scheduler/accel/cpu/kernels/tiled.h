@@ -146,18 +146,6 @@ inline void add(Sum& sum, const Columns& w, const Pair& x) { sum = vbfdotq_f32(s
 #else
 typedef float Activation;  // values of bfloat16, widened once instead of at every use
 typedef vf Sum;
-struct Columns {
-    vf even, odd;
-    explicit Columns(const uint16_t* w) { load((const bf16*)w, even, odd); }
-};
-struct Pair {
-    vf even, odd;
-    explicit Pair(const float* x) : even(splat(x[0])), odd(splat(x[1])) {}
-};
-inline void add(Sum& sum, const Columns& w, const Pair& x) {
-    sum += w.even * x.even;
-    sum += w.odd * x.odd;
-}
 #endif
 
 constexpr int PARTS = 64 / sizeof(Sum);                    // registers for the sums of 16 columns
@@ -165,6 +153,46 @@ constexpr int64_t EACH = 16 / PARTS;                       // columns of one of 
 constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = BESIDE;  // tiles and rows at a time: there are registers for them
 constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
 constexpr int64_t WAYS = 4;
+
+// A pair of elements of ROWS rows times TILES times 16 columns.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <int ROWS, int TILES>
+inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, const uint16_t* w) {
+    for (int c = 0; c < TILES; c++)
+        for (int i = 0; i < PARTS; i++) {
+            Columns columns(w + 32 * c + 2 * EACH * i);
+            for (int r = 0; r < ROWS; r++) add(sums[r][c][i], columns, Pair(x + r * DEPTH));
+        }
+}
+#else
+inline vf widened(const uint16_t* w, int element) {
+    vu both;
+    std::memcpy(&both, w, sizeof both);
+    return (vf)(element ? both & 0xffff0000u : both << 16);
+}
+
+// One element after the other, so that there are registers for the sums; of one row there are enough for both.
+template <int ROWS, int TILES>
+inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, const uint16_t* w) {
+    if constexpr (ROWS == 1) {
+        for (int c = 0; c < TILES; c++)
+            for (int i = 0; i < PARTS; i++)
+                for (int element = 0; element < 2; element++)
+                    sums[0][c][i] += widened(w + 32 * c + 2 * EACH * i, element) * splat(x[element]);
+        return;
+    }
+    for (int element = 0; element < 2; element++) {
+        vf columns[TILES][PARTS];
+        for (int c = 0; c < TILES; c++)
+            for (int i = 0; i < PARTS; i++) columns[c][i] = widened(w + 32 * c + 2 * EACH * i, element);
+        for (int r = 0; r < ROWS; r++) {
+            vf value = splat(x[r * DEPTH + element]);
+            for (int c = 0; c < TILES; c++)
+                for (int i = 0; i < PARTS; i++) sums[r][c][i] += columns[c][i] * value;
+        }
+    }
+}
+#endif
 
 // ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile `lines` lines of memory from `next` on
 // are prefetched for each pair of elements.
@@ -181,11 +209,7 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
     for (int64_t d = 0; d < steps; d++, x += TILE)
         for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += 2 * GROUP) {
             for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next);
-            for (int c = 0; c < TILES; c++)
-                for (int i = 0; i < PARTS; i++) {
-                    Columns columns(w + 32 * c + 2 * EACH * i);
-                    for (int r = 0; r < ROWS; r++) add(sums[r][c][i], columns, Pair(x + r * DEPTH + 2 * pair));
-                }
+            multiply_pair<ROWS, TILES>(sums, x + 2 * pair, w);
         }
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < TILES; c++)
