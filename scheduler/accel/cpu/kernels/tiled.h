@@ -194,11 +194,16 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
 }
 #endif
 
-// ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile `lines` lines of memory from `next` on
-// are prefetched for each pair of elements.
+struct Ahead {  // so many lines of memory from `next` on at every so many pairs of elements
+    const char* next;
+    int64_t lines, every;
+};
+
+// ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile lines of memory are
+// prefetched.
 template <int ROWS, int TILES>
 inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y, int64_t y_row,
-                  const char* next, int64_t lines) {
+                  Ahead ahead) {
     Sum sums[ROWS][TILES][PARTS];  // copied one by one: as arrays GCC keeps them in memory, at half the speed
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < TILES; c++)
@@ -208,7 +213,8 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
             }
     for (int64_t d = 0; d < steps; d++, x += TILE)
         for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += 2 * GROUP) {
-            for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next);
+            if (pair % ahead.every == 0)
+                for (int64_t i = 0; i < ahead.lines; i++, ahead.next += 64) __builtin_prefetch(ahead.next);
             multiply_pair<ROWS, TILES>(sums, x + 2 * pair, w);
         }
     for (int r = 0; r < ROWS; r++)
@@ -219,10 +225,10 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
 // The first of `left` rows, ROWS of them or as many as there are: returns how many.
 template <int ROWS, int TILES>
 inline int64_t some_rows(int64_t left, const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y,
-                         int64_t y_row, const char* next, int64_t lines) {
+                         int64_t y_row, const Ahead& ahead) {
     if constexpr (ROWS > 1)
-        if (left < ROWS) return some_rows<ROWS / 2, TILES>(left, x, w, steps, first, y, y_row, next, lines);
-    block<ROWS, TILES>(x, w, steps, first, y, y_row, next, lines);
+        if (left < ROWS) return some_rows<ROWS / 2, TILES>(left, x, w, steps, first, y, y_row, ahead);
+    block<ROWS, TILES>(x, w, steps, first, y, y_row, ahead);
     return ROWS;
 }
 
@@ -231,17 +237,18 @@ inline int64_t some_rows(int64_t left, const Activation* x, const uint16_t* w, i
 template <int ROWS, int TILES>
 inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                    int64_t first, int64_t last, bool ahead) {
-    int64_t turns = (rows + ROWS - 1) / ROWS * (4 / TILES), lines = ahead ? (3 + turns) / turns : 0;
+    int64_t turns = (rows + ROWS - 1) / ROWS * (4 / TILES), every = 1, lines = ahead ? (3 + turns) / turns : 0;
+    while (every < DEPTH / 2 && 8 * every <= turns) every *= 2;  // evenly: memory gives no more at a time
     for (int64_t g = first; g < last; g++)
         for (int64_t d = 0, steps; d < depth; d += steps) {
             steps = depth - d < SHALLOW ? depth - d : SHALLOW;
             const uint16_t* panel = w + (g * depth + d) * 4 * TILE;
             const char *next = (const char*)(panel + steps * 4 * TILE), *end = next + steps * 8 * TILE;
             for (int64_t row = 0, done; row < rows; row += done)
-                for (int64_t c = 0; c < 4; c += TILES, next += steps * lines * 16 * 64)
+                for (int64_t c = 0; c < 4; c += TILES, next += steps * lines * (DEPTH / 2 / every) * 64)
                     done = some_rows<ROWS, TILES>(rows - row, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH,
                                                   panel + 32 * c, steps, d == 0, y + row * y_row + g * GROUP + 16 * c,
-                                                  y_row, next, next < end ? lines : 0);
+                                                  y_row, {next, next < end ? lines : 0, every});
         }
 }
 
