@@ -18,6 +18,7 @@ import msgspec
 from scheduler.engine_config import EngineConfig
 from scheduler.engine_import_savings import callers_found_quickly, import_torch, leave_out_unused
 from scheduler.logs import JSON, NO_PROGRESS_BARS
+from scheduler.read_ahead import read_ahead
 
 
 def main() -> int:
@@ -30,6 +31,7 @@ def main() -> int:
         return 0
     config = msgspec.json.decode(line, type=EngineConfig)
     set_environment(config)
+    read_ahead(config.model)
     leave_out_unused(config)
     with callers_found_quickly():
         from scheduler import process
