@@ -10,6 +10,7 @@ from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_types import TYPES
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import unpack
+from scheduler.weights.scale_layout import StoredRows
 
 _ROWS = 64  # that are unpacked at a time
 
@@ -27,9 +28,9 @@ class GgufSource:
         are not packed, or have different types.
         """
         kind = TYPES[tensors[0].kind]
-        if kind.unpack is None or any(tensor.kind != tensors[0].kind for tensor in tensors):
+        if kind.dtype is not None or any(tensor.kind != tensors[0].kind for tensor in tensors):
             raise ValueError(f"the tensors are not packed in one type ({kind.name})")
-        self._unpack, self._size = kind.unpack, kind.nbytes
+        self._kind = kind
         self._parts = [tensor.data for tensor in tensors]
         count = sum(len(part) for part in self._parts)
         self._index = torch.arange(count) if rows is None and len(tensors) > 1 else rows
@@ -40,14 +41,17 @@ class GgufSource:
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
-        return self._unpack_bytes(
-            self._parts[0][start:stop] if self._index is None else self._find(self._index[start:stop])
-        )
+        return self._unpack(self._bytes(start, stop))
+
+    def stored(self, start: int, stop: int) -> StoredRows | None:
+        """Rows ``start`` to ``stop`` as the file stores them; None where a table does not say where scales are."""
+        scales = self._kind.scales
+        return None if scales is None else StoredRows(self._bytes(start, stop), self._kind.codes, scales)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
         found = self._find(ids if self._index is None else self._index[ids])
-        return unpack(self._unpack_bytes(found), self.zero, self.table)
+        return unpack(self._unpack(found), self.zero, self.table)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
@@ -64,8 +68,11 @@ class GgufSource:
             first += len(part)
         return found
 
-    def _unpack_bytes(self, data: torch.Tensor) -> PackedRows:
-        return self._unpack(data.view(len(data), -1, self._size))
+    def _bytes(self, start: int, stop: int) -> torch.Tensor:
+        return self._parts[0][start:stop] if self._index is None else self._find(self._index[start:stop])
+
+    def _unpack(self, data: torch.Tensor) -> PackedRows:
+        return self._kind.unpack(data.view(len(data), -1, self._kind.nbytes))
 
 
 def values(tensor: GgufTensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from scheduler.accel.cpu.matrix import GROUP, PACKED
 from scheduler.accel.cpu.program_kernel import CodePlaces, kernel
 from scheduler.weights.code_layout import ONE_TO_A_BYTE
 from scheduler.weights.packed_source import PackedRows, PackedSource
+from scheduler.weights.scale_layout import StoredSource
 
 NIBBLES = 1  # of a type beside PACKED: values of 4 bits, see kernels/packed.h
 _FLOATS, _FINE, _MINIMA, _SHORT, _ZEROS, _LOOKUP = 2, 4, 8, 32, 64, 128
@@ -100,7 +101,7 @@ class PackedForm:
         """Write some rows to uint8 ``to [groups, nbytes]``, 64 to a group; the last one is padded."""
         found = kernel()
         assert found is not None
-        rows = _rows(source, start, stop)
+        stored = source.stored(start, stop) if isinstance(source, StoredSource) and not self.floats else None
         (scales, minima), coarse = self._sizes, self._of_coarse
         if self.table:
             table = self._store_signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
@@ -108,6 +109,11 @@ class PackedForm:
         to = to[:, self._before :]
         step, every = self._of_block, _COARSE // BLOCK
         places = CodePlaces(self.bits, self.together, step, scales + minima, coarse, every, self._flipped ^ 128)
+        if stored is not None and bool(stored.scales.fine) is self.fine:
+            found.order(stored, source.inside, places, to)
+            found.place_numbers(stored, source.inside, BLOCK // self.group, places, to)
+            return
+        rows = _rows(source, start, stop)
         found.order(rows, source.inside, places, to)
         if self.fine:
             to = to.view(len(to), source.inside // _COARSE, -1)

@@ -12,9 +12,11 @@ from scheduler.accel.cpu.packed_form import NotHalf, NotPackable, PackedForm
 from scheduler.accel.cpu.real_form import RealForm
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.packed_values import in_order
+from scheduler.weights.scale_layout import StoredSource
 
 __all__ = ["NotPackable", "PackedMatrix"]
-_TOGETHER = 1 << 19  # values that are packed at a time, if 64 rows have not more: torch works on so few in one thread
+# Values that are packed at a time, if 64 rows have not more: torch works on so few in one thread; and without torch.
+_TOGETHER, _STORED_TOGETHER = 1 << 19, 1 << 22
 
 
 class PackedMatrix(Matrix):
@@ -39,7 +41,8 @@ class PackedMatrix(Matrix):
             self._copy(source, form.exact)
 
     def _copy(self, source: PackedSource, form: PackedForm | RealForm) -> None:
-        size, together = form.nbytes(self.inside), max(1, _TOGETHER // (GROUP * self.inside))
+        values = _STORED_TOGETHER if isinstance(source, StoredSource) else _TOGETHER
+        size, together = form.nbytes(self.inside), max(1, values // (GROUP * self.inside))
         data = huge.empty(self._experts * self._groups * size, torch.uint8)
         parts = []
         for expert, groups in enumerate(data.view(self._experts, -1, size)):

@@ -17,8 +17,8 @@ import torch
 
 from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, build
-from scheduler.accel.cpu.matrix import GROUP
 from scheduler.weights.packed_source import PackedRows
+from scheduler.weights.scale_layout import StoredRows
 
 log = logging.getLogger("warmturn.engine")
 _ALIGNED = 16  # floats
@@ -36,6 +36,9 @@ class Adapters(ctypes.Structure):
     )
 
 
+_TWO = ctypes.c_int64 * 2
+
+
 class _Codes(ctypes.Structure):
     """The struct ``Codes`` of codes.h."""
 
@@ -43,8 +46,23 @@ class _Codes(ctypes.Structure):
         (name, ctypes.c_void_p if name in ("from", "fields", "to") else ctypes.c_int64)
         for name in (
             *("from", "columns", "row_bytes", "inside", "fields", "field_count", "elements", "block_bytes"),
-            *("bits", "together", "flipped", "to", "step", "head", "coarse", "every"),
+            *("bits", "together", "flipped", "to", "step", "head", "coarse", "every", "group"),
         )
+    )
+
+
+class _Numbers(ctypes.Structure):
+    """The struct ``Numbers`` of scales.h."""
+
+    _fields_ = (
+        ("from", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("columns", "row_bytes", "inside", "elements", "block_bytes", "kinds")),
+        ("halves", _TWO),
+        ("bits", ctypes.c_void_p),
+        ("bit_counts", _TWO),
+        *((name, ctypes.c_int64) for name in ("less", "negated", "parts")),
+        ("to", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("step", "coarse", "group")),
     )
 
 
@@ -86,6 +104,8 @@ class ProgramKernel:
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._order = library.warmturn_order
         self._order.argtypes = [ctypes.POINTER(_Codes)]
+        self._place_numbers = library.warmturn_place_numbers
+        self._place_numbers.argtypes = [ctypes.POINTER(_Numbers)]
         self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
         self.adapters = Adapters()
         self.low_rows = 0  # rows of a chunk times products of a program, at most
@@ -108,17 +128,25 @@ class ProgramKernel:
         regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
         self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
 
-    def order(self, rows: PackedRows, inside: int, places: CodePlaces, to: torch.Tensor) -> None:
+    def order(self, rows: PackedRows | StoredRows, inside: int, places: CodePlaces, to: torch.Tensor) -> None:
         """Put the codes of rows, of ``inside`` elements each, where products read them: into uint8 ``to [groups of 64
         rows, bytes]``, whose rows are contiguous. A group with fewer rows is padded with zeros.
         """
         layout, flipped = rows.layout, rows.layout.flipped ^ places.flipped
         fields = np.array(layout.fields, np.int64)
         source = (fields.ctypes.data, len(fields), layout.elements, layout.nbytes)
-        for values, place in zip(torch.split(rows.values.contiguous(), GROUP), to, strict=True):
-            where = (place.data_ptr(), places.step, places.head, places.coarse, places.every)
-            how = (places.bits, places.together, flipped)
-            self._order(_Codes(values.data_ptr(), *values.shape, inside, *source, *how, *where))
+        values, how = rows.values.contiguous(), (places.bits, places.together, flipped)
+        where = (to.data_ptr(), places.step, places.head, places.coarse, places.every, to.stride(0))
+        self._order(_Codes(values.data_ptr(), *values.shape, inside, *source, *how, *where))
+
+    def place_numbers(self, rows: StoredRows, inside: int, parts: int, places: CodePlaces, to: torch.Tensor) -> None:
+        """Put the scales and minima of the same rows there too. ``parts``: how many of them 32 elements have."""
+        scales, layout = rows.scales, rows.layout
+        bits = np.array([*scales.fine, *scales.minima], np.int64)
+        about = (inside, layout.elements, layout.nbytes, len(scales.halves), _TWO(*scales.halves), bits.ctypes.data)
+        rest = (_TWO(len(scales.fine), len(scales.minima)), scales.less, 0x8000 if scales.negated else 0, parts)
+        values, where = rows.values.contiguous(), (to.data_ptr(), places.step, places.coarse, to.stride(0))
+        self._place_numbers(_Numbers(values.data_ptr(), *values.shape, *about, *rest, *where))
 
     def reserve(self, floats: int) -> None:
         """Grow the shared memory to at least ``floats``; its address may change."""

@@ -15,7 +15,7 @@ from scheduler.weights.gguf_types import TYPES
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-PACKED = {each.name: kind for kind, each in TYPES.items() if each.unpack is not None}
+PACKED = {each.name: kind for kind, each in TYPES.items() if each.dtype is None}
 
 
 def half(block: bytes, at: int) -> float:

@@ -15,7 +15,8 @@ struct Field {
     int64_t at, nbytes, width, times, up, across;
 };
 
-// Codes of at most 64 columns, and where they go: block after block of BLOCK elements of each.
+// Codes of some columns, and where they go: 64 columns after the others, and of these block after block of BLOCK elements
+// of each.
 struct Codes {
     const uint8_t* from;  // [columns, row_bytes]
     int64_t columns, row_bytes, inside;
@@ -27,7 +28,15 @@ struct Codes {
     uint8_t* to;
     int64_t step, head;     // bytes from one block to the next, and from its beginning to its values
     int64_t coarse, every;  // bytes before each `every` blocks
+    int64_t group;          // bytes from 64 columns to the next
 };
+
+// What is left of some columns behind the first 64.
+template <class Columns>
+Columns behind(Columns of) {
+    of.from += COLUMNS_TOGETHER * of.row_bytes, of.columns -= COLUMNS_TOGETHER, of.to += of.group;
+    return of;
+}
 
 constexpr int64_t MOST_ELEMENTS = 256;  // of a column that are read before the next column is
 constexpr uint64_t EACH_BYTE = 0x0101010101010101;  // the lowest bit of eight bytes
@@ -131,10 +140,11 @@ void order(const Codes& codes) {
     }
 }
 
-inline void order(const Codes& codes) {
-    if (codes.together == 4) order<uint32_t>(codes);
-    else if (codes.together == 2) order<uint16_t>(codes);
-    else order<uint8_t>(codes);
+inline void order(Codes codes) {
+    for (; codes.columns > 0; codes = behind(codes))
+        if (codes.together == 4) order<uint32_t>(codes);
+        else if (codes.together == 2) order<uint16_t>(codes);
+        else order<uint8_t>(codes);
 }
 
 }  // namespace

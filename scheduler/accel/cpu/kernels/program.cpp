@@ -10,12 +10,12 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "codes.h"
 #include "convolution.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "matrix.h"
 #include "reading.h"
+#include "scales.h"
 #include "waiting.h"
 
 namespace {
@@ -411,6 +411,8 @@ extern "C" int64_t warmturn_way_count() { return WAYS; }  // in how many ways pr
 extern "C" int64_t warmturn_together() { return TOGETHER; }  // elements of a column that lie so in packed weights
 
 extern "C" void warmturn_order(const Codes* codes) { order(*codes); }
+
+extern "C" void warmturn_place_numbers(const Numbers* numbers) { place_numbers(*numbers); }
 
 // Reads all bytes of the regions, by as many threads as there are for programs.
 extern "C" void warmturn_read(const Region* regions, int64_t count, int64_t threads,

@@ -218,12 +218,14 @@ def test_what_has_no_form_is_refused(source: Source, reason: str) -> None:
 
 
 class OneToAByte:
-    """Another source with its codes as bytes."""
+    """Another source with its codes as bytes, and scales that torch unpacks."""
 
     def __init__(self, source: GgufSource) -> None:
         self._source = source
 
     def __getattr__(self, name: str) -> Any:
+        if name == "stored":
+            raise AttributeError
         return getattr(self._source, name)
 
     def rows(self, start: int, stop: int) -> PackedRows:
@@ -232,15 +234,16 @@ class OneToAByte:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, each in TYPES.items() if each.unpack], ids=lambda kind: TYPES[kind].name
+    "kind", [kind for kind, each in TYPES.items() if each.dtype is None], ids=lambda kind: TYPES[kind].name
 )
-@pytest.mark.parametrize("inside", [512, 768])
-def test_codes_are_packed_from_where_a_file_has_them(kind: int, inside: int) -> None:
-    of, out = torch.Generator().manual_seed(kind), 128
+@pytest.mark.parametrize(("out", "inside"), [(128, 512), (145, 768)])
+def test_codes_are_packed_from_where_a_file_has_them(kind: int, out: int, inside: int) -> None:
+    of = torch.Generator().manual_seed(kind)
     row = inside // TYPES[kind].elements * TYPES[kind].nbytes
     data = torch.randint(0, 256, (out, row), generator=of, dtype=torch.uint8) & 0b10111011  # no scale is infinite
     source = GgufSource([GgufTensor("x", (out, inside), kind, data)])
     packed, wanted = PackedMatrix(source), PackedMatrix(OneToAByte(source))
     assert packed.kind == wanted.kind
-    assert torch.equal(packed.data, wanted.data)
+    assert torch.equal(packed.data, wanted.data) or out % 64  # codes of columns that pad differ, whose scales are 0
+    assert torch.equal(packed.dense(), wanted.dense())
     assert torch.equal(packed.dense(), source.dequantise(0, out))

@@ -1,0 +1,74 @@
+// Putting scales and minima of a packed weight, as their checkpoint stores them, where packed.h reads them: the reverse of
+// what scheduler/accel/cpu/packed_form.py reads back as `values`.
+
+#pragma once
+
+#include "codes.h"
+
+namespace {
+
+// Bits of small numbers of a block, see `Bits` in scheduler/weights/scale_layout.py.
+struct Bits {
+    int64_t at, count, shift, width, up, first, step;
+};
+
+// Scales and minima of some columns, `kinds` of them. Of two levels: a float16 number of each block of 256 elements
+// at `halves`, and whole numbers, 8 or 16, made of the `bits` of their kind; else the former alone, of blocks of 32.
+struct Numbers {
+    const uint8_t* from;  // [columns, row_bytes]
+    int64_t columns, row_bytes, inside, elements, block_bytes, kinds;
+    int64_t halves[2];
+    const Bits* bits;  // those of the first kind, then those of the second
+    int64_t bit_counts[2];
+    int64_t less, negated;  // what small numbers of the first kind are less; the sign bits of minima
+    int64_t parts;          // of 32 elements that have a number of their own: 1 or 2
+    uint8_t* to;
+    int64_t step, coarse;  // bytes from one block to the next, and before every eight
+    int64_t group;         // bytes from 64 columns to the next
+};
+
+constexpr int64_t MOST_NUMBERS = 16;
+
+inline void put_half(uint8_t* to, int64_t column, uint16_t half) { std::memcpy(to + 2 * column, &half, 2); }
+
+inline uint16_t half_of(const Numbers& of, const uint8_t* block, int64_t kind) {
+    uint16_t half;
+    std::memcpy(&half, block + of.halves[kind], 2);
+    return half ^ uint16_t(kind ? of.negated : 0);
+}
+
+// The small numbers of one kind of a block, one to a byte.
+inline void small_numbers(const Numbers& of, const uint8_t* block, int64_t kind, uint8_t* to) {
+    const Bits* bits = of.bits + (kind ? of.bit_counts[0] : 0);
+    std::memset(to, kind ? 0 : -of.less, MOST_NUMBERS);
+    for (const Bits* one = bits; one < bits + of.bit_counts[kind]; one++)
+        for (int64_t i = 0; i < one->count; i++)
+            to[one->first + one->step * i] += (block[one->at + i] >> one->shift & ((1 << one->width) - 1)) << one->up;
+}
+
+// Those of the first 64 columns.
+inline void place_first(const Numbers& of) {
+    const uint8_t nothing[MOST_ELEMENTS] = {};
+    const int64_t together = of.elements / BLOCK;
+    for (int64_t number = 0; number * of.elements < of.inside; number++) {
+        uint8_t* group = of.to + number * (of.coarse + together * of.step);
+        for (int64_t column = 0; column < COLUMNS_TOGETHER; column++) {
+            const uint8_t* block = column < of.columns ? of.from + column * of.row_bytes + number * of.block_bytes : nothing;
+            for (int64_t kind = 0; kind < of.kinds; kind++) {
+                put_half(group + kind * COLUMNS_TOGETHER * 2, column, column < of.columns ? half_of(of, block, kind) : 0);
+                if (together == 1) continue;
+                uint8_t small[MOST_NUMBERS], *to = group + of.coarse + kind * of.parts * COLUMNS_TOGETHER + column;
+                if (column < of.columns) small_numbers(of, block, kind, small);
+                else std::memset(small, 0, sizeof small);
+                for (int64_t b = 0; b < together; b++, to += of.step)
+                    for (int64_t part = 0; part < of.parts; part++) to[part * COLUMNS_TOGETHER] = small[b * of.parts + part];
+            }
+        }
+    }
+}
+
+inline void place_numbers(Numbers of) {
+    for (; of.columns > 0; of = behind(of)) place_first(of);
+}
+
+}  // namespace
