@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import transformers
 
@@ -36,6 +33,7 @@ from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
 from scheduler.model.eyes_finder import find_eyes, senses_of
 from scheduler.model.generation_defaults import FILE, generation_of, read_generation
+from scheduler.model.known_model import KnownModel
 from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
@@ -181,30 +179,6 @@ def _own(model: Any) -> Mapping[str, Any]:
     return {} if own is None else {name: value for name, value in own.to_dict().items() if value is not None}
 
 
-class _Known(msgspec.Struct):
-    """What earlier loads of a model found out: the mode to measure first, and which ways to multiply are faster."""
-
-    mode: str = ""
-    answers: dict[str, bool] = {}
-
-
-def _recall(known: Path | None) -> _Known:
-    try:
-        return msgspec.json.decode(known.read_bytes(), type=_Known) if known is not None else _Known()
-    except (OSError, msgspec.MsgspecError):
-        return _Known()
-
-
-def _remember(known: Path | None, found: _Known) -> None:
-    """Losing it costs a second at the next load, so no failure matters."""
-    with suppress(OSError):
-        if known is not None and _recall(known) != found:
-            known.parent.mkdir(parents=True, exist_ok=True)
-            partial = known.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(msgspec.json.encode(found))
-            partial.replace(known)
-
-
 def prepare(
     model: Any,
     tokenizer: Any,
@@ -231,9 +205,9 @@ def prepare(
         packing: Packing | None = None
         if followers is None:
             known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
-            found, options = _recall(known), _compile_options(model, tell)
+            found, options = KnownModel.read(known), _compile_options(model, tell)
             verdict, packing = _pack_and_probe(model, layers, rope, found, options, context, rounding, codec)
-            _remember(known, _Known(describe(verdict.mode), found.answers))
+            KnownModel(describe(verdict.mode), found.answers, verdict.measured).write(known)
         else:
             followers.mirror(model)
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
@@ -264,7 +238,7 @@ def _pack_and_probe(
     model: Any,
     layers: list[AttentionLayer],
     rope: LongRope,
-    known: _Known,
+    known: KnownModel,
     compiling: CompileOptions | None,
     context: int,
     rounding: Rounding | None,
@@ -278,7 +252,7 @@ def _pack_and_probe(
     packing.choose_ways()
     if rounding is not None:
         rounding.measure(model)
-    measured = partial(probe, model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling, context=context)
+    measured = partial(probe, model, layers, PAGE_SIZE, rope, known, compiling=compiling, context=context)
     try:
         verdict = measured(packing=packing, codec=codec)
     except UnsupportedModel:

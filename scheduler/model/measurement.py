@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from scheduler.forward.mode import Mode
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import plain_forward
 from scheduler.forward.trace import UNTRACED, trace
+from scheduler.model.known_model import MeasuredVerdict
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.followers import Followers
 
@@ -33,11 +35,16 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 # steps of Mamba-2).
 DRIFT = 2e-2
 
+_MOST_SENSITIVE = 0.25  # what is wrong has an error of about 1
+
 # Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
 _LENGTHS = (22, 42, 18)
+_LONGEST = 1  # which of them
 _HEAD = 10  # tokens that are run on their own, to see whether later ones change them
 _RECORDED = (13, 11, 17, 19, 23)  # tokens of the two steps that are recorded: the first that the model has no size of
-_OBSERVED = (7, 5)  # of those in which it is only seen which module is called after which
+_OBSERVED = (3, 2)  # of those in which it is only seen which module is called after which
+_CHECKED = (5, 1, 2)  # of those that are compared with what is known
+_COLUMNS = 1024  # of logits that are kept, at most
 _SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
 _STEPS = (
     ((0, 5),),
@@ -77,8 +84,11 @@ class Measurement:
         page_size: int,
         rope: LongRope | None,
         followers: Followers | None = None,
+        known: MeasuredVerdict | None = None,
     ) -> None:
-        """``followers`` have the other parts of a model that is divided. Raises what a plain forward does."""
+        """``followers`` have the other parts of a model that is divided. ``known``: what was measured at an earlier
+        load; a from-scratch forward is then not run before it is asked for. Raises what a plain forward does.
+        """
         self.model = model
         self.layers = layers
         self.page_size = page_size
@@ -87,9 +97,13 @@ class Measurement:
         two = bool(model.config.is_encoder_decoder)
         sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
         self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
-        self.expected = [reference_logits(model, session) for session in self.sessions]
+        self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2) if known is None else known.rounding
         self.trace = UNTRACED if two else trace(model)
-        self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2)
+
+    @cached_property
+    def expected(self) -> list[torch.Tensor]:
+        """For each session the logits ``[tokens, V]`` of a from-scratch forward."""
+        return [reference_logits(self.model, session) for session in self.sessions]
 
     def is_causal(self) -> bool:
         """Whether what the model says of a token does not depend on later ones."""
@@ -161,6 +175,36 @@ class Measurement:
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
 
+    def sensitivity(self, mode: Mode) -> float:
+        """The error of ``mode`` without programs where the embeddings differ by a unit in the last place: what rounding
+        alone may do to a model whose results are sensitive, as those with routers are. At most ``_MOST_SENSITIVE``.
+        """
+        generator = torch.Generator(self.model.device).manual_seed(0)
+
+        def change(module: torch.nn.Module, args: Any, found: torch.Tensor) -> torch.Tensor:
+            up = torch.rand(found.shape, generator=generator, device=found.device) < 0.5
+            return found * (1 + torch.where(up, 1, -1) * torch.finfo(found.dtype).eps).to(found.dtype)
+
+        hook = self.model.get_input_embeddings().register_forward_hook(change)
+        try:
+            with mode.uncompiled(programs=False):
+                return min(self.measure(mode).error, _MOST_SENSITIVE)
+        finally:
+            hook.remove()
+
+    def sample(self) -> bytes:
+        """What ``check`` compares with, of a from-scratch forward: float32 ``[tokens, columns]``."""
+        return _columns(self.expected[_LONGEST][: sum(_CHECKED)]).numpy().tobytes()
+
+    def check(self, mode: Mode, known: MeasuredVerdict) -> MeasuredError:
+        """The error over some steps of one session, compared with what was ``known`` of them; the rest as then."""
+        runner, store = self.make_runner(mode)
+        session = self.begin_session(self.sessions[_LONGEST], mode, store)
+        got = _columns(torch.cat([runner.run([(session, count)], range(count)) for count in _CHECKED]))
+        want = torch.frombuffer(bytearray(known.logits), dtype=torch.float32)
+        error, worst = _error(got, want.view_as(got)) if want.numel() == got.numel() else (torch.inf, torch.inf)
+        return MeasuredError(error, worst, runner.tier.shapes, known.token_bytes, session.state)
+
     def measure_divided(self, mode: Mode, shapes: dict[int, PageShape]) -> float | None:
         """The worst error over pages in two parts, if after every step sessions release the near parts that their next
         tokens do not see, which are then NaN. None if pages of this model cannot be divided. ``shapes``: what layers
@@ -224,6 +268,11 @@ class Measurement:
         for count in [count for count in (_RECORDED if recorded else _OBSERVED) if count not in sizes][:2]:
             runner.run([(session, count)], range(count))
             yield
+
+
+def _columns(logits: torch.Tensor) -> torch.Tensor:
+    """Some of the columns of logits ``[T, V]``, evenly, as float32."""
+    return logits[:, :: -(-logits.shape[1] // _COLUMNS)].float().contiguous()
 
 
 def _sizes(model: Any) -> Iterator[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from scheduler.forward.mode import Mode, installed
 from scheduler.forward.modes import LAST_RESORT, MODES
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
+from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.measurement import Measurement, describe
 from scheduler.model.thresholds import Thresholds
@@ -47,7 +49,7 @@ class Verdict:
     in all, a state of some session (``skeleton``), and the measured error of each mode tried. ``crossed`` names the
     thresholds past which it was measured as well, ``unproven`` says where nothing could be measured past some.
     ``windows``: the windowed layers, if the mode is as right when keys that they do not see are gone. ``kv``: what
-    ``--kv-dtype`` changed, if it was given.
+    ``--kv-dtype`` changed, if it was given. ``measured`` is for the next load.
     """
 
     mode: Mode
@@ -60,6 +62,7 @@ class Verdict:
     unproven: str = ""
     windows: Windows | None = None
     kv: KvRounding | None = None
+    measured: MeasuredVerdict | None = None
 
     @property
     def codec(self) -> Codec:
@@ -76,7 +79,7 @@ def probe(
     layers: list[AttentionLayer],
     page_size: int,
     rope: LongRope | None = None,
-    first: str = "",
+    known: KnownModel | None = None,
     packing: Packing | None = None,
     followers: Followers | None = None,
     compiling: CompileOptions | None = None,
@@ -85,34 +88,44 @@ def probe(
 ) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``UnsupportedModel``; the model is then as it was.
 
-    ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
-    all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
-    other parts of a model that is divided: only ``packed`` without states can be. ``compiling``: how torch compiles
-    layers; without it they are not compiled. ``context``: tokens of the longest timelines; None: any length.
-    ``codec``: how layers are to keep KV where that fits.
+    ``known`` is what an earlier load found out: its mode is measured before all others, with few tokens where this
+    program measured it on the whole. ``packing``: weights that programs may read; without it modules run as they are.
+    ``followers`` have the other parts of a model that is divided: only ``packed`` without states can be.
+    ``compiling``: how torch compiles layers; without it they are not compiled. ``context``: tokens of the longest
+    timelines; None: any length. ``codec``: how layers are to keep KV where that fits.
     """
+    known = known or KnownModel()
+    begin = partial(_begin, model, layers, page_size, rope, followers, context)
+    maker = measured_by(context) if packing is not None and compiling is None else ""
+    if packing is not None and known.measured is not None and known.measured.made_by == maker:
+        trial = begin(known.measured)
+        if (verdict := trial.recall(known.mode, packing, known.measured)) is not None:
+            return trial.rounded(verdict, codec)
+    trial = begin()
+    if followers is not None:
+        return trial.find_windowed(trial.probe_divided())
+    if packing is None:
+        verdict = trial.absorb(trial.choose_any(known.mode))
+    else:
+        trial.rounding = max(trial.rounding, packing.tolerance)
+        trial.fuses = True
+        likely = trial.recall(known.mode or MODES[0].name, packing) if compiling is None else None
+        verdict = likely or trial.fused(trial.absorb(trial.choose_any(known.mode)), packing)
+    if compiling is not None and verdict.mode.compiles:
+        compiled = trial.compile(verdict.mode, verdict.error, compiling)
+        verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")
+    verdict = trial.find_windowed(verdict)
+    return trial.rounded(trial.remembered(verdict, maker) if maker else verdict, codec)
+
+
+def _begin(*about: Any) -> _Trial:
+    """A trial. Raises ``UnsupportedModel`` if the model does not run at all."""
     try:
-        trial = _Trial(model, layers, page_size, rope, followers, context)
+        return _Trial(*about)
     except RankLost:
         raise
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise UnsupportedModel(f"a plain forward fails: {first_line(error, 160)}") from error
-    if followers is not None:
-        return trial.find_windowed(trial.probe_divided())
-    if packing is not None:
-        trial.rounding = max(trial.rounding, packing.tolerance)
-        trial.fuses = True
-        if compiling is None and (verdict := trial.recall(first, packing)) is not None:
-            return trial.rounded(trial.find_windowed(verdict), codec)
-    verdict = trial.absorb(trial.choose_any(first))
-    if packing is not None:
-        packing.settle()
-        fused = trial.fuse(verdict.mode, verdict.error, packing)
-        verdict = replace(verdict, report=f"{verdict.report}, {fused} modules run as programs")
-    if compiling is not None and verdict.mode.compiles:
-        compiled = trial.compile(verdict.mode, verdict.error, compiling)
-        verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")
-    return trial.rounded(trial.find_windowed(verdict), codec)
 
 
 class _Trial(Measurement):
@@ -126,39 +139,48 @@ class _Trial(Measurement):
         rope: LongRope | None,
         followers: Followers | None = None,
         context: int | None = None,
+        known: MeasuredVerdict | None = None,
     ) -> None:
-        super().__init__(model, layers, page_size, rope, followers)
+        super().__init__(model, layers, page_size, rope, followers, known)
         self.tried: list[str] = []
         self.fuses = False  # ``fuse`` is called after ``choose``
-        self._thresholds = Thresholds(self, context) if followers is None else None
+        self._thresholds = Thresholds(self, context) if followers is None and known is None else None
 
-    def recall(self, first: str, packing: Packing) -> Verdict | None:
-        """The verdict of an earlier load again, if the mode that ``describe`` calls ``first`` is right with all that it
-        had then: it is measured once, as it will run. None, with nothing changed, if it is not.
+    def recall(self, first: str, packing: Packing, known: MeasuredVerdict | None = None) -> Verdict | None:
+        """The verdict on the mode that ``describe`` calls ``first``, if it is right with all that it can have: it is
+        measured once, as it will run; with few tokens if its verdict is ``known``. None, with nothing changed, if it is
+        not.
         """
         for mode in self.candidates((*MODES, *LAST_RESORT)):
             if describe(mode) != first:
                 continue
             try:
                 with installed(mode):
-                    crossed, unproven = self._past(mode, self.rounding)
+                    past = self._past(mode, self.rounding) if known is None else (known.crossed, known.unproven)
                     for _ in self.steps(mode, recorded=False):
                         pass
                     mode.learn()
                     mode.absorb(partial(self.steps, mode, False))
                     packing.settle()
                     fused = mode.fuse(packing, partial(self.steps, mode))
-                    measured = self.measure(mode)
+                    measured = self.measure(mode) if known is None else self.check(mode, known)
                     if not measured.error <= self.rounding:
                         raise Unsupported(f"error {measured.error:.1e}")
-                    how = f"{first} as before: {_agrees(self.model.dtype, self.rounding)} {measured.error:.1e}"
-                    report = f"{how}, {fused} modules run as programs"
-                    return Verdict(mode, *measured.kept, report, crossed, unproven)
+                    how = first if known is None else f"{first} as before"
+                    report = f"{how}: {_agrees(self.model.dtype, self.rounding)} {measured.error:.1e}"
+                    windows = mode.windows if known is not None and known.windowed else None
+                    verdict = Verdict(mode, *measured.kept, f"{report}, {fused} modules run as programs", *past)
+                    return replace(verdict, windows=windows, measured=known)
             except Exception as error:  # whatever a mode raises on this model: all are measured
                 mode.unfuse()
                 mode.expand()
-                log.debug("%s is not right as before: %s", first, first_line(error, 160))
+                log.debug("%s is not right at once: %s", first, first_line(error, 160))
         return None
+
+    def remembered(self, verdict: Verdict, maker: str) -> Verdict:
+        """The verdict with what the next load needs of it."""
+        windowed, facts = verdict.windows is not None, (verdict.token_bytes, verdict.crossed, verdict.unproven)
+        return replace(verdict, measured=MeasuredVerdict(maker, self.rounding, *facts, windowed, self.sample()))
 
     def choose_any(self, first: str) -> Verdict:
         """``choose`` among all modes, with wider tolerances where none keeps the usual one. ``first``: what
@@ -262,6 +284,12 @@ class _Trial(Measurement):
             log.info("no layer attends to latents: %s", first_line(problem, 160))
             return verdict
 
+    def fused(self, verdict: Verdict, packing: Packing) -> Verdict:
+        """The verdict with modules that run as programs."""
+        packing.settle()
+        count = self.fuse(verdict.mode, verdict.error, packing)
+        return replace(verdict, report=f"{verdict.report}, {count} modules run as programs")
+
     def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
         """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how
         many modules. What the mode has learned is measured with them: each measurement takes as long as a prompt."""
@@ -277,7 +305,7 @@ class _Trial(Measurement):
                 log.info("modules run uncompiled: as programs they fail: %s", first_line(problem, 160))
                 mode.unfuse()
                 return 0
-        if not (fused or mode.in_place) or self._is_right(mode, allowed):
+        if not (fused or mode.in_place) or self._is_right(mode, allowed) or self._is_sensitive(mode):
             return fused
         with mode.uncompiled(programs=False):
             learned = self._is_right(mode, allowed)
@@ -301,6 +329,16 @@ class _Trial(Measurement):
         except Exception as error:  # whatever a mode raises with what it has learned
             log.debug("%s: %s", describe(mode), first_line(error, 160))
             return False
+
+    def _is_sensitive(self, mode: Mode) -> bool:
+        """Whether with programs ``mode`` is off by no more than the model is by rounding, which is then allowed."""
+        with suppress(Exception):  # whatever a mode raises with what it has learned
+            found, limit = self.measure(mode).error, self.sensitivity(mode)
+            if found <= limit:
+                log.info("the model is sensitive: rounding changes its results by %.1e, programs by %.1e", limit, found)
+                self.rounding = max(self.rounding, limit)
+                return True
+        return False
 
     def compile(self, mode: Mode, error: float, compiling: CompileOptions) -> int:
         """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
