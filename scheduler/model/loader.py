@@ -26,6 +26,7 @@ from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.accel.cpu.rounding import Rounding
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.engine_config import EngineConfig
+from scheduler.forward.depthwise import hasten
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
 from scheduler.media.eyes import Eyes
@@ -199,6 +200,7 @@ def prepare(
     context = _context(text, tokenizer)
     weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
     parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
+    hasten(model)
     try:
         layers = read_layers(text)
         rope = LongRope(model)

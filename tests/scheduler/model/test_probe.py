@@ -277,7 +277,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def spy(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args: (found.append(name), plain(*args))[1])
+
+        def run(*args: Any) -> Any:
+            found.append(name)
+            return plain(*args)
+
+        monkeypatch.setattr(owner, name, run)
 
     spy(Measurement, "measure")
     spy(Measurement, "measure_divided")
