@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from gguf_kit import F32, Stored, byte_tokens, interleaved, store, write_file
+from gguf_kit import F32, Q4_0, Q8_0, Stored, byte_tokens, interleaved, store, write_file
 from tiny_models import TEMPLATE
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
@@ -35,6 +35,14 @@ _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _FEW = {"num_experts_per_tok": 2, "num_experts": 4}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+_LINEAR = {
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _FALCON: dict[str, Any] = {**_OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -51,6 +59,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": (
         "Qwen2MoeConfig",
         {**_SHAPE, **_FEW, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    ),
+    "qwen3next": (
+        "Qwen3NextConfig",
+        {
+            **_SHAPE,
+            **_FEW,
+            **_LINEAR,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "rope_parameters": _ROPE,
+        },
     ),
     "gemma": ("GemmaConfig", {**_TIED, "head_dim": 16}),
     "gemma2": ("Gemma2Config", {**_TIED, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
@@ -87,7 +107,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
 _PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
-_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # whose norms are stored as w + 1
+_ADDED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")  # whose norms are stored as w + 1
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
@@ -109,10 +129,11 @@ _KEYS = {
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "ssm.conv_kernel": ("conv_kernel",),
-    "ssm.state_size": ("state_size",),
+    "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.state_size": ("state_size", "linear_key_head_dim"),
     "ssm.inner_size": ("intermediate_size",),
-    "ssm.time_step_rank": ("time_step_rank",),
+    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "shortconv.l_cache": ("conv_L_cache",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
@@ -141,6 +162,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = _groups(config)
     if architecture == "lfm2":
         said["attention.head_count_kv"] = [0, 2]
+    if architecture == "qwen3next":
+        said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+        said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     if "rope_theta" in rope:
@@ -192,12 +216,14 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if name.endswith(("router.weight", "e_score_correction_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
+    if "in_proj_qkvz" in name:
+        return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
     found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)].replace(".N.", f".{_number(name)}.")
     found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
     if name.endswith("A_log"):
         return {found: store(-torch.exp(weight))}
-    if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight"):
+    if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
         return {found: store(weight + 1)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
         return {found: _kept(weight.t(), kind)}
@@ -211,6 +237,19 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
+
+
+def _gated(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """Queries, keys and values of all heads, and their gates: as files of several types have them, of another type if
+    the others are of 8 bits.
+    """
+    heads, key = config.linear_num_key_heads, config.linear_key_head_dim
+    value = config.linear_num_value_heads // heads * config.linear_value_head_dim
+    kinds = torch.arange(len(weight)).view(heads, -1).split([key, key, value, value], 1)
+    rows, gates = torch.cat([each.flatten() for each in kinds[:3]]), kinds[3].flatten()
+    stored = {"qkv": store(weight[rows], kind), "gate": store(weight[gates], Q4_0 if kind == Q8_0 else kind)}
+    weight[rows], weight[gates] = stored["qkv"].values, stored["gate"].values
+    return {f"{layer}.attn_{name}.weight": each for name, each in stored.items()}
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

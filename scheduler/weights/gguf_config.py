@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "qwen2moe": "qwen2_moe",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
@@ -78,9 +79,10 @@ _KEYS = {
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "shortconv.l_cache": ("conv_L_cache",),
-    "ssm.conv_kernel": ("conv_kernel",),
-    "ssm.state_size": ("state_size",),
-    "ssm.time_step_rank": ("time_step_rank",),
+    "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.state_size": ("state_size", "linear_key_head_dim"),
+    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "ssm.inner_size": ("intermediate_size",),
 }
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
@@ -174,7 +176,8 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     heads, width = _number(keys.get("attention.head_count")), keys.get("embedding_length")
     head = keys.get("attention.key_length") or (width // heads if heads and width else None)
     turned = keys.get("rope.dimension_count")
-    if turned and head and turned != head:
+    usual = (default.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    if turned and head and turned / head != usual:
         said["partial_rotary_factor"] = turned / head
     if (form := _SCALES.get(keys.get("rope.scaling.type", "none"), "default")) != "default":
         said["rope_scaling"] = _read_stretching(file, keys, form)
@@ -217,6 +220,26 @@ def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
+def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
+    which are not run.
+    """
+    width, heads = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
+    if not width or not heads:
+        raise GgufError("the file does not say how many heads its linear attention has")
+    layers = said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)
+    every = keys.get("full_attention_interval") or 4
+    linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
+    if not isinstance(linear, list) or len(linear) < layers:
+        raise GgufError("the file does not say which of its layers have linear attention")
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
+        "linear_value_head_dim": width // heads,
+        "intermediate_size": keys.get("feed_forward_length", width),
+    }
+
+
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The factors of long contexts, which are tensors in the file."""
     from scheduler.weights.gguf_source import values
@@ -250,5 +273,6 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "lfm2": (_layers_with_attention,),
     "phi3": (_long_factors,),
     "qwen3moe": (_read_normed_choices,),
+    "qwen3next": (_read_linear_attention,),
     "stablelm": (_sequential,),
 }

@@ -29,7 +29,7 @@ _OUTSIDE = {
 }
 _SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
 
-# Inside a layer, in the order in which they take tensors.
+# Inside a layer, in the order in which they take tensors. A space is between tensors whose rows are joined.
 _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.q_proj", ("attn_q",)),
     ("self_attn.k_proj", ("attn_k",)),
@@ -75,6 +75,11 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mixer.x_proj", ("ssm_x",)),
     ("mixer.dt_proj", ("ssm_dt",)),
     ("mixer.out_proj", ("ssm_out",)),
+    ("linear_attn.in_proj_qkvz", ("attn_qkv attn_gate", "ssm_in")),  # ssm_in: in older files, as the parameter is
+    ("linear_attn.in_proj_ba", ("ssm_ba",)),
+    ("linear_attn.conv1d", ("ssm_conv1d",)),
+    ("linear_attn.norm", ("ssm_norm",)),
+    ("linear_attn.out_proj", ("ssm_out",)),
     ("norm", ("attn_norm",)),
     ("ln_1", ("attn_norm",)),
     ("ln_2", ("ffn_norm",)),
@@ -99,6 +104,8 @@ _JOINED = {
     "self_attn.sinks": ("attn_sinks.weight",),
     "mixer.A_log": ("ssm_a",),
     "mixer.D": ("ssm_d",),
+    "linear_attn.A_log": ("ssm_a",),
+    "linear_attn.dt_bias": ("ssm_dt.bias",),
 }
 
 
@@ -125,7 +132,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     """What a parameter may be in a file, the likeliest first."""
     if match := _LAYER.search(name):
         leafs = dict(_INSIDE).get(match["leaf"], ())
-        return [(f"blk.{match['number']}.{leaf}.{match['kind']}",) for leaf in leafs]
+        number, kind = match["number"], match["kind"]
+        return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
     if match := _BARE.search(name):
         joined = next((made for end, made in _JOINED.items() if f".{match['leaf']}".endswith("." + end)), None)
         return [tuple(f"blk.{match['number']}.{part}" for part in joined)] if joined else []

@@ -15,8 +15,11 @@ from scheduler.weights.gguf_config import PERMUTED
 from scheduler.weights.gguf_file import GgufFile, GgufTensor
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_source import GgufSource, all_values, values
+from scheduler.weights.joined_source import JoinedSource
+from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.quantised_weight import QuantisedWeight
 from scheduler.weights.stand_in import WeightStandIn
+from scheduler.weights.widened_source import widen
 
 _ROWS = 64  # that are unpacked at a time
 _NORM_INPUT = 3.0  # of two signs, see ``_adds_one``
@@ -55,15 +58,19 @@ class Values:
         self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor
     ) -> WeightStandIn | None:
         """A stand-in for matrices that stay packed; None where they do not."""
-        kind = parts[0].kind
         if not self._packed or len(parts[0].shape) != len(like.shape) or like.dim() not in (2, 3):
             return None
-        if isinstance(owner, Conv1D) or any(part.plain or part.kind != kind for part in parts):
+        if isinstance(owner, Conv1D) or any(part.plain for part in parts):
             return None
         if like.dim() == 2:
-            if len(parts) > 1 or not name.endswith("weight"):
+            if not name.endswith("weight"):
                 return None
-            found = QuantisedWeight(GgufSource(parts, self._rows(name, parts[0])), like.dtype)
+            source = _source(parts, self._rows(name, parts))
+            if (source.out, source.inside) != tuple(like.shape):
+                return None
+            found = QuantisedWeight(source, like.dtype)
+        elif any(part.kind != parts[0].kind for part in parts):
+            return None
         else:
             flipped = bool(getattr(owner, "is_transposed", False))
             rows = _rows_of_experts(owner, parts, like.transpose(1, 2) if flipped else like)
@@ -74,11 +81,11 @@ class Values:
     def _value(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
         if len(like.shape) == 3 and len(parts[0].shape) == 3:
             return _experts(owner, parts, like)
+        rows, part = self._rows(name, parts), parts[0]
+        if rows is not None:
+            return _order_rows(parts, rows, like.dtype)
         if len(parts) > 1:
             return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
-        part, rows = parts[0], self._rows(name, parts[0])
-        if rows is not None:
-            return _order_rows(part, rows, like.dtype)
         if isinstance(owner, Conv1D) and len(part.shape) == 2:
             return all_values(part, like.dtype).t().contiguous()
         if name.endswith(".A_log"):
@@ -89,11 +96,15 @@ class Values:
         same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
         return value.reshape(like.shape) if same else value
 
-    def _rows(self, name: str, part: GgufTensor) -> torch.Tensor | None:
-        """Which row of the tensor each row of the parameter is; None if they are in order."""
-        out = part.shape[0]
+    def _rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
+        """Which row of the tensors, one after the other, each row of the parameter is; None if they are in order."""
+        part, out = parts[0], sum(part.shape[0] for part in parts)
         if ".query_key_value." in name:
             return _by_head(out, self._config)
+        if ".in_proj_qkvz." in name and len(parts) > 1:
+            if any(each.shape[1:] != part.shape[1:] for each in parts):
+                raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
+            return _by_key_head(out, self._config)
         if self._file.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
             width = getattr(self._config, "head_dim", None)
             width = width or self._config.hidden_size // self._config.num_attention_heads
@@ -141,8 +152,30 @@ def _by_head(out: int, config: Any) -> torch.Tensor:
     return torch.cat([each.view(groups, -1, width) for each in (query, key, value)], dim=1).flatten()
 
 
-def _order_rows(part: GgufTensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The rows of a tensor in another order."""
+def _by_key_head(out: int, config: Any) -> torch.Tensor:
+    """Queries, keys, values and gates of linear attention in that order, as rows that have those of each head of keys
+    together.
+    """
+    heads = config.linear_num_key_heads
+    keys, values = heads * config.linear_key_head_dim, config.linear_num_value_heads * config.linear_value_head_dim
+    if out != 2 * (keys + values) or values % heads:
+        raise GgufError("the queries, keys, values and gates of a layer do not have whole heads")
+    kinds = torch.split(torch.arange(out), [keys, keys, values, values])
+    return torch.cat([each.view(heads, -1) for each in kinds], dim=1).flatten()
+
+
+def _source(parts: list[GgufTensor], rows: torch.Tensor | None) -> PackedSource:
+    """The rows of packed tensors, which may be of several types, see ``GgufSource``."""
+    if rows is None or all(part.kind == parts[0].kind for part in parts):
+        return GgufSource(parts, rows)
+    return JoinedSource(widen([GgufSource([part]) for part in parts]), rows)
+
+
+def _order_rows(parts: list[GgufTensor], rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The rows of tensors, one after the other, in another order."""
+    if len(parts) > 1:
+        return torch.cat([all_values(part, dtype) for part in parts])[rows]
+    part = parts[0]
     if part.plain:
         return values(part)[rows].to(dtype)
     source = GgufSource([part], rows)

@@ -22,8 +22,8 @@ def unpack(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torc
     """float32 ``[rows, inside]``: ``scale * (value - zero) - minimum``, or ``scale * table[value]``.
     Raises ValueError.
     """
-    scales = _multiply(rows.scales, rows.coarse_scales, rows.fine_scales)
-    minima = _multiply(rows.minima, rows.coarse_minima, rows.fine_minima)
+    scales = multiply_levels(rows.scales, rows.coarse_scales, rows.fine_scales)
+    minima = multiply_levels(rows.minima, rows.coarse_minima, rows.fine_minima)
     if scales is None:
         raise ValueError("packed rows have no scales")
     if rows.zeros is not None:
@@ -38,10 +38,12 @@ def unpack(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torc
     return values.flatten(1)
 
 
-def _multiply(
+def multiply_levels(
     whole: torch.Tensor | None, coarse: torch.Tensor | None, fine: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """``[rows, groups]``; ``coarse`` has one number for several groups of ``fine``."""
+    """float32 ``[rows, groups]``: ``whole`` numbers, or those of two levels, of which ``coarse`` has one for several
+    groups of ``fine``; None where there are neither.
+    """
     if coarse is None or fine is None:
         return whole
     return (coarse[..., None] * fine.view(*coarse.shape, -1)).view(fine.shape)

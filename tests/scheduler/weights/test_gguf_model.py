@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
-from gguf_models import MODELS, metadata_of, written
+from gguf_models import MODELS, config_of, metadata_of, written
 from transformers import AutoModelForCausalLM
 
 from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
@@ -133,6 +133,58 @@ def test_an_architecture_that_is_not_known_is_told_which_are(tmp_path: Path) -> 
     want.config.save_pretrained(tmp_path)  # with it, whatever the file calls the architecture
     got = read(rewritten(path, "llama", {}, **{"general.architecture": "mistral3"}))
     assert torch.equal(logits(got), logits(want))
+
+
+def test_linear_attention_is_configured_by_the_metadata_alone(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen3next", F32)
+
+    def config(**metadata: object) -> dict[str, object]:
+        other = rewritten(path, "qwen3next", {}, **{f"qwen3next.{key}": value for key, value in metadata.items()})
+        found: dict[str, object] = read_gguf_config(GgufFile(other), other).to_dict()
+        return found
+
+    want = config_of("qwen3next").to_dict()
+    got = config()
+    assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
+    assert got == want
+    recurrent: dict[str, object] = {"attention.recurrent_layers": [True, False, False]}
+    further = config(**{"block_count": 3, "nextn_predict_layers": 1, **recurrent})
+    assert further["layer_types"] == want["layer_types"]
+    assert further["num_hidden_layers"] == 2
+    turned = config(**{"rope.dimension_count": 16})["rope_parameters"]
+    assert turned == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+
+
+def test_which_layers_are_linear_need_not_be_said(tmp_path: Path) -> None:
+    metadata = metadata_of("qwen3next")
+    del metadata["qwen3next.attention.recurrent_layers"]
+    for interval, kinds in ((None, [True] * 2), (2, [True, False]), (1, [False] * 2)):
+        said = {} if interval is None else {"qwen3next.full_attention_interval": interval}
+        other = write_file(tmp_path / "y.gguf", {**metadata, **said}, {"token_embd.weight": store(torch.ones(288, 64))})
+        config = read_gguf_config(GgufFile(other), other)
+        assert [kind == "linear_attention" for kind in config.layer_types] == kinds
+    for key, value, told in (
+        ("ssm.time_step_rank", 0, "how many heads"),
+        ("attention.recurrent_layers", [True], "which of its layers"),
+    ):
+        changed = {**metadata, f"qwen3next.{key}": value}
+        other = write_file(tmp_path / "z.gguf", changed, {"token_embd.weight": store(torch.ones(288, 64))})
+        with pytest.raises(GgufError, match=told):
+            read(other)
+
+
+@quiet
+def test_linear_attention_in_older_files_and_of_another_shape(tmp_path: Path) -> None:
+    """Older files have queries, keys, values and gates in one tensor, by heads."""
+    path, want = written(tmp_path / "x.gguf", "qwen3next", F32)
+    whole = store(want.model.layers[0].linear_attn.in_proj_qkvz.weight)
+    two: dict[str, Stored | None] = {"blk.0.attn_qkv.weight": None, "blk.0.attn_gate.weight": None}
+    got = read(rewritten(path, "qwen3next", {**two, "blk.0.ssm_in.weight": whole}))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+    with pytest.raises(GgufError, match="not have whole heads"):
+        read(rewritten(path, "qwen3next", {"blk.0.attn_gate.weight": store(torch.ones(32, 64))}))
+    with pytest.raises(GgufError, match=r"'blk\.0\.attn_gate\.weight' are not of one width"):
+        read(rewritten(path, "qwen3next", {"blk.0.attn_gate.weight": store(torch.ones(64, 32))}))
 
 
 def test_the_models_own_configuration_wins(tmp_path: Path) -> None:

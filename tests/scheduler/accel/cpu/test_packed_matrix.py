@@ -20,8 +20,10 @@ from scheduler.weights.code_layout import ONE_TO_A_BYTE
 from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_source import GgufSource
 from scheduler.weights.gguf_types import TYPES
+from scheduler.weights.joined_source import JoinedSource
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import E4M3, in_order, unpack
+from scheduler.weights.widened_source import widen
 
 ROOT = Path(__file__).resolve().parents[4]
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
@@ -96,12 +98,14 @@ FORMS = {
     "6 bits with minima": Source(62, 96, bits=6, minima=True),
     "7 bits": Source(61, 64, bits=7, zero=64),
     "8 bits with minima": Source(3, 128, minima=True),
+    "8 bits with minima and a zero": Source(85, 96, zero=128, minima=True),
     "scales in float32": Source(100, 96, bits=4, zero=7, floats=True),
     "minima in float32": Source(101, 96, bits=4, floats=True, minima=True),
     "fine scales": Source(129, 512, bits=4, fine=True, minima=True),
     "fine scales of 5 bits": Source(64, 256, bits=5, fine=True, minima=True),
     "fine scales of 16": Source(66, 256, bits=6, group=16, zero=32, fine=True),
     "fine scales of 16 with minima": Source(67, 512, bits=4, group=16, fine=True, minima=True),
+    "fine scales of 16 with minima and a zero": Source(80, 512, bits=6, group=16, zero=32, fine=True, minima=True),
     "groups of 128": Source(68, 256, bits=4, group=128, zero=8),
     "a row is a group": Source(69, 96, group=96, zero=128),
     "a table": Source(71, 96, bits=4, table=IQ4),
@@ -233,17 +237,29 @@ class OneToAByte:
         return replace(rows, values=rows.codes, layout=ONE_TO_A_BYTE)
 
 
+def made_up(kind: int, out: int, inside: int) -> GgufSource:
+    """Random blocks of a type of GGUF."""
+    of = torch.Generator().manual_seed(kind)
+    row = inside // TYPES[kind].elements * TYPES[kind].nbytes
+    data = torch.randint(0, 256, (out, row), generator=of, dtype=torch.uint8) & 0b10111011  # no scale is infinite
+    return GgufSource([GgufTensor("x", (out, inside), kind, data)])
+
+
 @pytest.mark.parametrize(
     "kind", [kind for kind, each in TYPES.items() if each.dtype is None], ids=lambda kind: TYPES[kind].name
 )
 @pytest.mark.parametrize(("out", "inside"), [(128, 512), (145, 768)])
 def test_codes_are_packed_from_where_a_file_has_them(kind: int, out: int, inside: int) -> None:
-    of = torch.Generator().manual_seed(kind)
-    row = inside // TYPES[kind].elements * TYPES[kind].nbytes
-    data = torch.randint(0, 256, (out, row), generator=of, dtype=torch.uint8) & 0b10111011  # no scale is infinite
-    source = GgufSource([GgufTensor("x", (out, inside), kind, data)])
+    source = made_up(kind, out, inside)
     packed, wanted = PackedMatrix(source), PackedMatrix(OneToAByte(source))
     assert packed.kind == wanted.kind
     assert torch.equal(packed.data, wanted.data) or out % 64  # codes of columns that pad differ, whose scales are 0
     assert torch.equal(packed.dense(), wanted.dense())
     assert torch.equal(packed.dense(), source.dequantise(0, out))
+
+
+@pytest.mark.parametrize(("one", "other"), [(12, 14), (12, 13), (13, 14), (8, 2), (8, 14), (23, 13), (39, 3)])
+def test_weights_of_two_types_are_packed_as_one(one: int, other: int) -> None:
+    order = torch.randperm(224, generator=torch.Generator().manual_seed(one))
+    source = JoinedSource(widen([made_up(one, 128, 512), made_up(other, 96, 512)]), order)
+    assert torch.equal(PackedMatrix(source).dense(), source.dequantise(0, 224))

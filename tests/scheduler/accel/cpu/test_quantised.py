@@ -25,6 +25,7 @@ from scheduler.weights.quantised_weight import quantised_weight_of
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 MOST = 3e-4  # inputs of products are rounded to 16 bits
+MORE = {"qwen3next": 1e-3}  # random errors of 2e-5 in the inputs of its products change the logits by 5e-4 too
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
 
 
@@ -51,14 +52,29 @@ def error(model: Any, want: Any) -> float:
 @pytest.mark.parametrize("label", MODELS)
 def test_an_architecture(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0 if len(label) % 2 else Q8_0)
-    model, packing = kept(path)
-    assert error(model, want) < MOST
+    (model, packing), most = kept(path), MORE.get(label, MOST)
+    assert error(model, want) < most
     packed = [name for name, weight in read(path).named_parameters() if quantised_weight_of(weight) is not None]
     assert packed
     packing.settle()
     unpacked = [name for name in packed if type(model.get_parameter(name)) is nn.Parameter]
     routers = ("gate.weight", "router.weight")  # small, and no linear modules
     assert all(name.endswith(routers) for name in unpacked), unpacked
+    assert error(model, want) < most
+
+
+@quiet
+def test_rows_of_two_types_stay_packed(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen3next", Q8_0)
+    gate, others = (GgufFile(path).tensors[f"blk.0.attn_{name}.weight"] for name in ("gate", "qkv"))
+    assert (gate.kind, others.kind) == (Q4_0, Q8_0)
+    name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+    weight = quantised_weight_of(read(path).get_parameter(name))
+    assert weight is not None
+    assert torch.equal(weight.dense(), want.get_parameter(name))
+    model, packing = kept(path)
+    packing.settle()
+    assert type(model.get_parameter(name)) is not nn.Parameter
     assert error(model, want) < MOST
 
 
