@@ -245,7 +245,7 @@ def _gated(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str
     """
     heads, key = config.linear_num_key_heads, config.linear_key_head_dim
     value = config.linear_num_value_heads // heads * config.linear_value_head_dim
-    kinds = torch.arange(len(weight)).view(heads, -1).split([key, key, value, value], 1)
+    kinds = torch.split(torch.arange(len(weight)).view(heads, -1), [key, key, value, value], 1)
     rows, gates = torch.cat([each.flatten() for each in kinds[:3]]), kinds[3].flatten()
     stored = {"qkv": store(weight[rows], kind), "gate": store(weight[gates], Q4_0 if kind == Q8_0 else kind)}
     weight[rows], weight[gates] = stored["qkv"].values, stored["gate"].values
