@@ -32,7 +32,7 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
 from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
-from scheduler.model.measurement import Measurement, describe
+from scheduler.model.measurement import MOST_SENSITIVE, Measurement, describe
 from scheduler.model.thresholds import Thresholds
 from scheduler.model_facts import KvRounding
 from scheduler.parallel.followers import Followers
@@ -305,7 +305,10 @@ class _Trial(Measurement):
                 log.info("modules run uncompiled: as programs they fail: %s", first_line(problem, 160))
                 mode.unfuse()
                 return 0
-        if not (fused or mode.in_place) or self._is_right(mode, allowed) or self._is_sensitive(mode):
+        if not (fused or mode.in_place):
+            return fused
+        found = self._error_of(mode)
+        if found <= allowed or self._is_sensitive(mode, found):
             return fused
         with mode.uncompiled(programs=False):
             learned = self._is_right(mode, allowed)
@@ -324,16 +327,23 @@ class _Trial(Measurement):
         return 0
 
     def _is_right(self, mode: Mode, allowed: float) -> bool:
+        return self._error_of(mode) <= allowed
+
+    def _error_of(self, mode: Mode) -> float:
+        """The measured error; infinite where the mode raises."""
         try:
-            return self.measure(mode).error <= allowed
+            return self.measure(mode).error
         except Exception as error:  # whatever a mode raises with what it has learned
             log.debug("%s: %s", describe(mode), first_line(error, 160))
-            return False
+            return float("inf")
 
-    def _is_sensitive(self, mode: Mode) -> bool:
-        """Whether with programs ``mode`` is off by no more than the model is by rounding, which is then allowed."""
+    def _is_sensitive(self, mode: Mode, found: float) -> bool:
+        """Whether ``mode``, which is off by ``found`` with programs, is so by no more than rounding makes the model be,
+        which is then allowed."""
+        if found > MOST_SENSITIVE:
+            return False
         with suppress(Exception):  # whatever a mode raises with what it has learned
-            found, limit = self.measure(mode).error, self.sensitivity(mode)
+            limit = self.sensitivity(mode)
             if found <= limit:
                 log.info("the model is sensitive: rounding changes its results by %.1e, programs by %.1e", limit, found)
                 self.rounding = max(self.rounding, limit)

@@ -48,18 +48,17 @@ inline void small_numbers(const Numbers& of, const uint8_t* block, int64_t kind,
 
 // Those of the first 64 columns.
 inline void place_first(const Numbers& of) {
-    const uint8_t nothing[MOST_ELEMENTS] = {};
     const int64_t together = of.elements / BLOCK;
     for (int64_t number = 0; number * of.elements < of.inside; number++) {
         uint8_t* group = of.to + number * (of.coarse + together * of.step);
         for (int64_t column = 0; column < COLUMNS_TOGETHER; column++) {
-            const uint8_t* block = column < of.columns ? of.from + column * of.row_bytes + number * of.block_bytes : nothing;
+            const bool padding = column >= of.columns;  // zeros
+            const uint8_t* block = of.from + column * of.row_bytes + number * of.block_bytes;
             for (int64_t kind = 0; kind < of.kinds; kind++) {
-                put_half(group + kind * COLUMNS_TOGETHER * 2, column, column < of.columns ? half_of(of, block, kind) : 0);
+                put_half(group + kind * COLUMNS_TOGETHER * 2, column, padding ? 0 : half_of(of, block, kind));
                 if (together == 1) continue;
-                uint8_t small[MOST_NUMBERS], *to = group + of.coarse + kind * of.parts * COLUMNS_TOGETHER + column;
-                if (column < of.columns) small_numbers(of, block, kind, small);
-                else std::memset(small, 0, sizeof small);
+                uint8_t small[MOST_NUMBERS] = {}, *to = group + of.coarse + kind * of.parts * COLUMNS_TOGETHER + column;
+                if (!padding) small_numbers(of, block, kind, small);
                 for (int64_t b = 0; b < together; b++, to += of.step)
                     for (int64_t part = 0; part < of.parts; part++) to[part * COLUMNS_TOGETHER] = small[b * of.parts + part];
             }

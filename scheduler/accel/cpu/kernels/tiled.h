@@ -199,8 +199,7 @@ struct Ahead {  // so many lines of memory from `next` on at every so many pairs
     int64_t lines, every;
 };
 
-// ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile lines of memory are
-// prefetched.
+// ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile memory is prefetched.
 template <int ROWS, int TILES>
 inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y, int64_t y_row,
                   Ahead ahead) {
