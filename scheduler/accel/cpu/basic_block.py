@@ -36,6 +36,7 @@ class Opcode(IntEnum):
     SIGMOID = auto()
     SILU = auto()
     ERF = auto()
+    SOFTPLUS = auto()
     REDUCE_SUM = auto()
     REDUCE_MAX = auto()
     COPY = auto()

@@ -1,4 +1,4 @@
-"""``intercept_convolution``: while a module is recorded, a short causal convolution along tokens, which goes on from a
+"""``ConvolutionWatch``: while a module is recorded, a short causal convolution along tokens, which goes on from a
 session's state, is recorded as one call between two blocks.
 
 The code around such a convolution differs: it pads, cuts off and turns round. So what it makes of the state is not
@@ -21,11 +21,14 @@ from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 _CONVOLUTION = torch.ops.aten.convolution
 _ROUNDINGS = 2  # of the sum, and with the bias
-# What would be more than a convolution's state, or another session's.
-_REFUSED = ("update", "get_recurrent_state", "update_recurrent_state", "get_seq_length")
+# What modules do with a cache object.
+_STATE = (
+    *("get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"),
+    *("update", "get_seq_length"),
+)
 
 
-class _ConvolutionWatch:
+class ConvolutionWatch:
     """What one module stores in the state of a convolution, and what is computed of it."""
 
     def __init__(self, recorder: Recorder, state: Any, asked: list[Any]) -> None:
@@ -85,20 +88,15 @@ class _ConvolutionWatch:
 
 
 @contextmanager
-def intercept_convolution(recorder: Recorder, cache: PackedCache, asked: list[Any]) -> Iterator[None]:
-    """Within it, a convolution that goes on from the state of the only session of a step is recorded. Other uses of the
-    state raise Unrecordable, and what was stored without one.
+def intercept_state(recorder: Recorder, state: Any, watch: ConvolutionWatch) -> Iterator[None]:
+    """Within it, what is done with the cache object of a session is what ``watch`` knows. Other uses of it raise
+    Unrecordable, and what was stored that nothing recorded has made.
     """
-    state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
-    if state is None or not hasattr(state, "update_conv_state"):
-        raise Unrecordable("a module within it keeps a state")
-    watch = _ConvolutionWatch(recorder, state, asked)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise Unrecordable("it has another state than that of a convolution")
+        raise Unrecordable("it has another state than that of what is recorded")
 
-    own = {name: refuse for name in _REFUSED if hasattr(state, name)}
-    own |= {"get_conv_state": watch.get_conv_state, "update_conv_state": watch.update_conv_state}
+    own = {name: getattr(watch, name, refuse) for name in _STATE if hasattr(state, name)}
     vars(state).update(own)
     recorder.idle_watch = watch
     try:
@@ -109,3 +107,11 @@ def intercept_convolution(recorder: Recorder, cache: PackedCache, asked: list[An
         recorder.idle_watch = None
         for name in own:
             del vars(state)[name]
+
+
+def only_state(cache: PackedCache) -> Any:
+    """The cache object of the only session of a step. Raises Unrecordable."""
+    state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
+    if state is None or not hasattr(state, "update_conv_state"):
+        raise Unrecordable("a module within it keeps a state")
+    return state

@@ -58,25 +58,30 @@ class ConvolutionProgram:
         self.before, self.after = before, after
         self.room = LayerWorkspace.of(kernel, before, after)
         self._kernel = kernel
-        self._dtype = next(one.dtype for one in before.externals if one.kind == "output")
+        self._dtype = self._before_type(0)
         self._shape = torch.Size((1, *asked.weight.shape))
         self._weight = asked.weight.detach().float().t().contiguous()
         self._bias = None if asked.bias is None else asked.bias.detach().float().contiguous()
         self.source = asked.layer
         self._placed = 0
-        self._spans = np.zeros((0, 4), np.int64)  # ``ConvolvedSpan`` of convolution.h
-        self._saved = torch.empty(0, *asked.weight.shape, dtype=self._dtype)
+        self._spans = np.zeros((0, 0), np.int64)
+        self._saved: list[torch.Tensor] = []  # what the tensors of all states were
         self.moved: list[tuple[Any, bool]] = []  # the states of the latest step, and whether they were new
-        channels, taps = asked.weight.shape
-        self._convolution = _Convolution(
-            weight=self._weight.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            channels=channels,
-            taps=taps,
-            type=TYPES[self._dtype or torch.float32],
-        )
-        self.call = LayerAttention(attend=kernel.convolve, call=ctypes.addressof(self._convolution))
+        attend, self._call = self._make_call(asked)
+        self.call = LayerAttention(attend=attend, call=ctypes.addressof(self._call))
         self.address = ctypes.addressof(self.call)
+
+    def _make_call(self, asked: ConvolutionRequest) -> tuple[Any, Any]:
+        """The address of the function of the kernel that runs between the blocks, and the struct that it gets."""
+        bias = None if self._bias is None else self._bias.data_ptr()
+        call = _Convolution(weight=self._weight.data_ptr(), bias=bias, type=TYPES[self._dtype])
+        call.channels, call.taps = asked.weight.shape
+        return self._kernel.convolve, call
+
+    def _before_type(self, number: int) -> torch.dtype:
+        """The dtype of an output of the block before."""
+        places = (one for one in self.before.externals if (one.kind, one.number) == ("output", number))
+        return next(places).dtype or torch.float32
 
     @property
     def programs(self) -> tuple[Program, Program]:
@@ -88,7 +93,7 @@ class ConvolutionProgram:
         and nothing has changed, if these are not all rows of the step, or its states are of another kind. Raises
         MemoryError.
         """
-        if not self.begin(cache.step, rows):
+        if not self.begin(cache.step, rows, keep=False):
             return None
         self.place(rows)
         for program in self.programs:
@@ -99,25 +104,33 @@ class ConvolutionProgram:
         self.end()
         return outputs
 
-    def begin(self, step: PackedStep, rows: int) -> bool:
+    def begin(self, step: PackedStep, rows: int, *, keep: bool) -> bool:
         """Let the convolution go on from the states of this step; False if one of them is of another kind, or the step
-        has not so many rows.
+        has not so many rows. ``keep``: what they were is kept, for ``take_back``.
         """
         states = [self._state(span) for span in step.spans]
         if rows != step.tokens or any(state is None for state in states):
             return False
+        held = [self._tensors(state) for state in states]
         if len(self._spans) != len(states):
-            self._spans = np.zeros((len(states), 4), np.int64)
-            self._saved = torch.empty(len(states), *self._shape[1:], dtype=self._dtype)
-            self._spans[:, 1] = [one.data_ptr() for one in self._saved]
-            self._convolution.spans, self._convolution.count = self._spans.ctypes.data, len(states)
+            self._saved = []
+            self._spans = np.zeros((len(states), 2 * len(held[0]) + 2), np.int64)
+            self._call.spans, self._call.count = self._spans.ctypes.data, len(states)
+        if keep and not self._saved:
+            self._saved = [torch.empty(len(states), *one.shape[1:], dtype=one.dtype) for one in held[0]]
+        kept = zip(*self._saved, strict=True) if keep else [()] * len(states)
         self.moved = []
-        for number, (span, state) in enumerate(zip(step.spans, states, strict=True)):
+        for row, span, state, now, before in zip(self._spans, step.spans, states, held, kept, strict=True):
             new = not state.has_previous_state[0]
-            if new:
-                state.conv_states[0].zero_()
+            for one in now if new else ():
+                one.zero_()
             self.moved.append((state, new))
-            self._spans[number] = state.conv_states[0].data_ptr(), self._spans[number, 1], span.row, span.size
+            to = [one.data_ptr() for one in before] or [0] * len(now)
+            row[:] = [
+                *(place for one, kept in zip(now, to, strict=True) for place in (one.data_ptr(), kept)),
+                span.row,
+                span.size,
+            ]
         return True
 
     def end(self) -> None:
@@ -127,11 +140,14 @@ class ConvolutionProgram:
                 state.has_previous_state[0] = True
 
     def take_back(self, moved: list[tuple[Any, bool]]) -> None:
-        """The states are what they were before the step, if that has ``moved`` them and is the latest one."""
+        """The states are what they were before the step, if that has ``moved`` them, is the latest one, and they were
+        kept.
+        """
         if moved is not self.moved:
             return
-        for (state, new), saved in zip(moved, self._saved, strict=True):
-            state.conv_states[0].copy_(saved[None])
+        for (state, new), *saved in zip(moved, *self._saved, strict=True):
+            for now, before in zip(self._tensors(state), saved, strict=True):
+                now.copy_(before[None])
             state.has_previous_state[0] = not new
         self.moved = []
 
@@ -142,8 +158,10 @@ class ConvolutionProgram:
             self._placed = self.room.rows
             self.before.place_between(room)
             self.after.place_between({key: tensor for key, tensor in room.items() if key[0] != "output"})
-            self._convolution.input = room["output", 0].data_ptr()
-            self._convolution.out = room["attention", 0].data_ptr()
+            self._place_call(room)
+
+    def _place_call(self, room: dict[tuple[str, int], torch.Tensor]) -> None:
+        self._call.input, self._call.out = room["output", 0].data_ptr(), room["attention", 0].data_ptr()
 
     def _state(self, span: Span) -> Any:
         """The part of a session's cache object that has the layer's state; None if it is of another kind."""
@@ -151,9 +169,19 @@ class ConvolutionProgram:
         state: Any = layers[self.source] if self.source < len(layers) else None
         if type(state) is not LinearAttentionLayer or state.record_past or state.number_of_states != 1:
             return None
+        self._initialise(state)
+        return state if self._fits(state) else None
+
+    def _initialise(self, state: Any) -> None:
+        """Let a new state have its tensors."""
         if not state.is_conv_states_initialized[0]:
             new = torch.zeros(self._shape, dtype=self._dtype)
             state.lazy_initialization(conv_states=new, conv_kernel_size=self._shape[2])
+
+    def _fits(self, state: Any) -> bool:
         held = state.conv_states[0]
-        fits = held.shape == self._shape and held.dtype is self._dtype and held.is_contiguous()
-        return state if fits else None
+        return held.shape == self._shape and held.dtype is self._dtype and held.is_contiguous()
+
+    def _tensors(self, state: Any) -> list[torch.Tensor]:
+        """The tensors of a state."""
+        return [state.conv_states[0]]

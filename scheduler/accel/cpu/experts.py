@@ -269,7 +269,7 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
         plain: list[Map] = [partial(_of_rows, module.forward, made_up) for module in group[:_TRIED]]
         packed: list[Map] = [partial(_of_rows, one.forward, made_up) for one in tried]
         what = f"{type(group[0]).__name__} {tuple(group[0].down_proj.shape)} {tried[0].dtype}"
-        if not packing.pays(what, plain, packed, made_up[0][None], most):
+        if not packing.pays(what, plain, packed, made_up[0][None], most, 0):
             break
         limit = tokens
     else:

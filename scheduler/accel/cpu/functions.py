@@ -108,6 +108,10 @@ def _gelu(recorder: Recorder, out: Tensor, x: Any, approximate: str = "none") ->
     recorder.define(out, recorder.emit(Opcode.MUL, half, inner), axis)
 
 
+def _softplus(recorder: Recorder, out: Tensor, x: Any, beta: float = 1, threshold: float = 20) -> None:
+    recorder.elementwise(out, Opcode.SOFTPLUS, x) if (beta, threshold) == (1, 20) else _refuse("another softplus")
+
+
 def _total(recorder: Recorder, out: Tensor, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
     _, ids, count = recorder.groups(x, dim)
     _one_a_group(recorder, out, recorder.reduce(Opcode.REDUCE_SUM, ids, count))
@@ -198,6 +202,7 @@ COMPUTED: dict[Any, Callable[..., None]] = {
     aten.silu: _one(Opcode.SILU),
     aten.erf: _one(Opcode.ERF),
     aten.gelu: _gelu,
+    aten.softplus: _softplus,
     aten.sum: _total,
     aten.mean: _mean,
     aten.amax: _most,

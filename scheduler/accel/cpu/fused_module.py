@@ -12,6 +12,7 @@ import torch
 from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
 from scheduler.accel.cpu.convolution_program import ConvolutionProgram, ConvolutionRequest
+from scheduler.accel.cpu.delta_rule_program import DeltaRuleProgram, DeltaRuleRequest
 from scheduler.accel.cpu.foresight import Call, Difference, Foresight, Origins
 from scheduler.accel.cpu.handed_keys import HandedKeys, are_there, hand_on, missing, stand_ins
 from scheduler.accel.cpu.interceptors import AttentionRequest
@@ -39,7 +40,9 @@ class FusedModule:
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | ConvolutionProgram | None = None
         only = asked[0] if len(asked) == 1 else None
-        if isinstance(only, ConvolutionRequest):
+        if isinstance(only, DeltaRuleRequest):
+            self._layer = DeltaRuleProgram(recording.blocks, only, kernel)
+        elif isinstance(only, ConvolutionRequest):
             self._layer = ConvolutionProgram(recording.blocks, only, kernel)
         elif backend is not None and only is not None and isinstance(getattr(only.module, "layer_idx", None), int):
             self._layer = LayerProgram(recording.blocks, only, attention, kernel, backend)  # else layers share a module
@@ -86,7 +89,7 @@ class FusedModule:
         self._forget()
         if (called := self._matched(args, kwargs)) is None:
             return self._original(*args, **kwargs)
-        if (found := self._run_chain((args, kwargs), *called)) is not None:
+        if (found := self._run_chain((args, kwargs), *called, keep=True)) is not None:
             self._hand_keys_on((args, kwargs))
             return self._hand_on(*found)
         inputs, cache, rows = called
@@ -107,7 +110,7 @@ class FusedModule:
         self._forget()
         whole = all(fused._own.get("forward") is fused._forward for fused in self.chain)
         called = self._matched(args, kwargs) if whole else None
-        found = None if called is None else self._run_chain((args, kwargs), *called)
+        found = None if called is None else self._run_chain((args, kwargs), *called, keep=False)
         if found is None or self._foresight is None:
             return None
         for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
@@ -147,10 +150,10 @@ class FusedModule:
         return step.adapted is not None or any(one.few(step) != step.numbers for one in self._absorbed)
 
     def _run_chain(
-        self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int
+        self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int, *, keep: bool
     ) -> tuple[list[Call], Sequence[torch.Tensor]] | None:
         """The calls that are foreseen and the results of all modules of its chain; None if it has none, or they cannot
-        be computed at once.
+        be computed at once. ``keep``: modules may be called with other arguments yet.
         """
         if self._chain is None or self._foresight is None or self._hooked:
             return None
@@ -161,7 +164,7 @@ class FusedModule:
         for number, one in self._missing:
             if not are_there([one], spread_arguments(*calls[self._foresight.group_of[number]])[1], cache.step):
                 return None
-        results = self._chain.run(cache, given, rows)
+        results = self._chain.run(cache, given, rows, keep=keep)
         return None if results is None else (calls, results)
 
     def _hand_on(self, calls: list[Call], results: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -94,10 +94,12 @@ class LayerChain:
         row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
         self._most = _MOST // (len(layers) * row.nbytes)  # rows
 
-    def run(self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor] | None:
+    def run(
+        self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int, *, keep: bool
+    ) -> Sequence[torch.Tensor] | None:
         """The results of all layers, ``[1, rows, hidden]`` each, from the inputs of each group, which have the rows of
         the step in their token axis; of the first input only the first layer's is used. None if the kernel cannot take
-        this step. Raises MemoryError.
+        this step. ``keep``: states can be taken back. Raises MemoryError.
         """
         if rows > self._most:
             return None
@@ -114,7 +116,7 @@ class LayerChain:
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
         step = cache.step
-        if not all(layer.begin(step, rows) for layer in self._convolving.values()):
+        if not all(layer.begin(step, rows, keep=keep) for layer in self._convolving.values()):
             return None
         divided = bool(step.tier.near_layers)
         places = [step.write_positions(layer.source) for layer in self._layers] if divided else [step.write_index]

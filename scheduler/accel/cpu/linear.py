@@ -26,10 +26,10 @@ from scheduler.weights.stand_in import WeightStandIn
 
 SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
 _TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
-# Rows, and what the packed way may take of the plain time: decode must gain. Prefill must not lose; a product with our
-# tiles may take longer, since in a program nothing is made of its result before it is used.
+# Rows, and what the packed way may take of the plain time: decode must gain, prefill must not lose. A product with our
+# tiles may take longer: modules can be programs only if all their weights are read here, which saves more elsewhere.
 _MOST = {1: 0.95, 256: 1.03}
-_MOST_TILED = {1: 0.95, 256: 1.25}
+_MOST_TILED = {1: 1.5, 256: 1.25}
 _FEW = (1, 4, 16)  # rows up to which our kernel may be faster on plain weights
 _MOST_READING = 1.1  # of torch's time: a module that runs as a program saves more than that elsewhere
 _LARGE = 1000.0
@@ -170,7 +170,8 @@ def _pays(
         made_up = _make_input(module, rows, flipped)
         if not equal(packed[0](made_up), plain[0](made_up)):
             return False
-        if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most):
+        nbytes = len(plain) * _weight(module).nbytes
+        if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most, nbytes):
             return False
     return True
 
@@ -201,7 +202,8 @@ def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
         limit = 0
         for rows in _FEW:
             made_up = _make_input(group[0], rows, flipped)
-            if not packing.pays(f"plain {_kind(group[0])}", plain, reading, made_up, _MOST_READING):
+            nbytes = len(plain) * _weight(group[0]).nbytes
+            if not packing.pays(f"plain {_kind(group[0])}", plain, reading, made_up, _MOST_READING, nbytes):
                 break
             limit = rows
     for module, matrix in zip(group, matrices, strict=True):

@@ -13,6 +13,8 @@ from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.ways import choose
 
 _ROUNDS = 7
+_CACHES = 64 << 20  # bytes: about what caches hold
+_FEW = 16  # rows up to which products take as long as reading their weights
 _ROUNDED_INPUTS = 1e-3
 _SECONDS = 0.1  # of a measurement; each way is timed once at least
 
@@ -87,13 +89,15 @@ class Packing:
         self.numbers += 1
         self._matrices[module] = matrix
 
-    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
-        """Whether ``packed`` takes at most ``most`` of the time of ``plain`` on ``x [T, inside]``. A measurement, of
-        this load or an earlier one, is not repeated: results stay the same to the last bit after a restart.
+    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float, nbytes: int) -> bool:
+        """Whether ``packed`` takes at most ``most`` of the time of ``plain`` on ``x [1, T, inside]``; they read
+        ``nbytes`` of weights each. A measurement, of this load or an earlier one, is not repeated: results stay the
+        same to the last bit after a restart.
         """
-        asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
+        few = x.shape[1] <= _FEW
+        asked = f"{what} {x.shape[1]}{' from memory' * few} {torch.backends.cpu.get_cpu_capability()}"
         if asked not in self._answers:
-            self._answers[asked] = _ratio(plain, packed, x) <= most
+            self._answers[asked] = _ratio(plain, packed, x, few and nbytes < _CACHES) <= most
         return self._answers[asked]
 
     def choose_ways(self) -> None:
@@ -117,15 +121,19 @@ class Packing:
             self._modules.pop().remove()
 
 
-def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
+def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor, evicting: bool) -> float:
     """The best time of all ``packed`` over that of all ``plain``, measured alternately so that other load affects
-    both.
+    both. ``evicting``: something else is read before each, as other weights are in a real step, so that these come from
+    memory.
     """
+    other = torch.ones(_CACHES, dtype=torch.uint8) if evicting else None
     best, began = [float("inf")] * 2, time.thread_time()
     for way in (plain, packed):
         way[0](x)  # the first call of a shape makes its kernel
     for _ in range(_ROUNDS):
         for i, way in enumerate((plain, packed)):
+            if other is not None:
+                other.max()
             start = time.thread_time()
             for run in way:
                 run(x)

@@ -92,7 +92,9 @@ class ProgramKernel:
         self.chain = library.warmturn_chain
         self.run.argtypes = [ctypes.c_void_p]
         self.attend_between.argtypes = [ctypes.c_void_p] * 3
-        self.convolve = ctypes.cast(library.warmturn_convolve, ctypes.c_void_p).value  # its address
+        # The addresses of these.
+        self.convolve = ctypes.cast(library.warmturn_convolve, ctypes.c_void_p).value
+        self.delta_rule = ctypes.cast(library.warmturn_delta_rule, ctypes.c_void_p).value
         self.chain.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self.team = team_address()
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most

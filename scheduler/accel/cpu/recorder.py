@@ -40,6 +40,7 @@ RESHAPES = _names_of("view _unsafe_view _reshape_alias reshape")
 _CHOOSING = _names_of("topk _to_copy bitwise_not logical_not")  # what makes places and masks
 _SEVERAL = _names_of("topk")  # has more than one result that matters
 _SCATTERS = _names_of("scatter_")
+_REDUCES = _names_of("sum mean amax _softmax")  # their second argument names axes
 _ZEROS = _names_of("zeros zeros_like new_zeros")
 _REARRANGES = """
     transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
@@ -236,10 +237,46 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             self._move(name, func, args, kwargs, outs)
         elif name in self._functions:
             self.computed += 1
-            self._functions[name](self, outs if name in _SEVERAL else outs[0], *args, **kwargs)
+            self._compute(name, args, kwargs, outs)
             self._others.update(id(out) for out in outs[1:] if id(out) not in self._rows)
         else:
             raise Unrecordable(str(name))
+
+    def _compute(self, name: Any, args: Any, kwargs: Any, outs: list[torch.Tensor]) -> None:
+        """Record a function that computes. Where an axis has all tokens and, within a token, another axis, the function
+        is recorded with the two apart.
+        """
+        axis = next((found for one in args if (found := self._joined_axis(one)) is not None), None)
+        if axis is None or name in _SEVERAL:
+            self._functions[name](self, outs if name in _SEVERAL else outs[0], *args, **kwargs)
+            return
+        apart = partial(self._apart, axis=axis, size=outs[0].shape[axis])
+        if name in _REDUCES:
+            args = (args[0], _dims_apart(args[1], axis), *args[2:])
+        out, args, kwargs = apart(outs[0]), tree_map_only(torch.Tensor, apart, args), kwargs
+        self._functions[name](self, out, *args, **kwargs)
+        self._know(outs[0], Rows(*(part.reshape(outs[0].shape) for part in self._rows[id(out)])))
+
+    def _joined_axis(self, tensor: Any) -> int | None:
+        """The axis of a recorded tensor that has all tokens and, within each, more than one element."""
+        if not isinstance(tensor, torch.Tensor) or id(tensor) not in self._rows or self.tokens in tensor.shape:
+            return None
+        for axis, size in enumerate(tensor.shape):
+            if size and size % self.tokens == 0:
+                numbers = _numbers(tensor.shape, axis) // (size // self.tokens)
+                if torch.equal(self._rows[id(tensor)].tokens, numbers):
+                    return axis
+        return None
+
+    def _apart(self, tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+        """A tensor whose ``axis`` has ``size`` elements, with that axis as the tokens and what is within each."""
+        if tensor.dim() <= axis or tensor.shape[axis] != size:
+            return tensor
+        view = tensor.view(*tensor.shape[:axis], self.tokens, size // self.tokens, *tensor.shape[axis + 1 :])
+        self._alive.append(view)
+        if id(tensor) in self._rows:
+            self._know(view, Rows(*(part.reshape(view.shape) for part in self._rows[id(tensor)])))
+        return view
 
     def _are_exact(self, name: Any, moved: bool, outs: list[Any]) -> bool:
         """Whether the float32 numbers of a row can be the results; places and masks are if they are only moved, or made
@@ -388,6 +425,15 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _dims_apart(dims: Any, axis: int) -> Any:
+    """The axes that a function names, where ``axis`` has become two. Raises Unrecordable if it is one of them."""
+    if dims is None or axis in ([dims] if isinstance(dims, int) else dims):
+        raise Unrecordable("tokens meet")
+    if isinstance(dims, int):
+        return dims + (dims > axis)
+    return [dim + (dim > axis) for dim in dims]
 
 
 def _numbers(shape: Sequence[int], axis: int) -> torch.Tensor:

@@ -19,8 +19,9 @@ from cache.pages import state as states
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
-from scheduler.accel.cpu.convolution_interceptor import intercept_convolution
+from scheduler.accel.cpu.convolution_interceptor import ConvolutionWatch, intercept_state, only_state
 from scheduler.accel.cpu.convolution_program import ConvolutionRequest
+from scheduler.accel.cpu.delta_rule_interceptor import DeltaRuleWatch, computes_rules, intercept_rules
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
@@ -145,17 +146,17 @@ class ModuleRecording:
         """Raises ``Unrecordable`` unless the results of ``compute`` agree with the recorded ones. The recorded tensors
         are then freed.
         """
-        asked = iter(self.asked)
+        asked, coarsest = iter(self.asked), max(_ROUNDING[tensor.dtype] for _, tensor in self.inputs)
 
         def attend(_: Request, given: list[torch.Tensor]) -> torch.Tensor:
             one = next(asked)
-            _equal(given, one.given)
+            _equal(given, one.given, coarsest)
             assert one.out is not None
             return one.out
 
         out = compute([tensor for _, tensor in self.inputs], attend)
         chosen = any(op.code is Opcode.TOPK for op in self._operations)
-        _equal(tree_flatten(out)[0], self.outputs, self.tokens if chosen else None)
+        _equal(tree_flatten(out)[0], self.outputs, coarsest, self.tokens if chosen else None)
         self.inputs = [(number, tensor.to("meta")) for number, tensor in self.inputs]
         self.outputs = [None if out is None else out.to("meta") for out in self.outputs]
         self.blocks = []
@@ -194,7 +195,7 @@ def record(
             mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
             watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
             if _has_state(module):
-                stack.enter_context(intercept_convolution(recorder, caches[0][1], asked))
+                _intercept_state(stack, module, recorder, only_state(caches[0][1]), asked)
         stack.enter_context(recorder)
         try:
             hidden = {key: _hidden(value, watches) for key, value in kwargs.items()}
@@ -223,6 +224,19 @@ def record(
         form=form,
         handed=[one for watch in watches.values() for one in watch.seen],
     )
+
+
+def _intercept_state(
+    stack: ExitStack, module: torch.nn.Module, recorder: Recorder, state: Any, asked: list[Any]
+) -> None:
+    """Record what ``module`` does with a session's cache object, until ``stack`` is closed."""
+    keeping = [part for part in module.modules() if _keeps_state(part)]
+    if hasattr(state, "update_recurrent_state") and any(map(computes_rules, keeping)):
+        watch = DeltaRuleWatch(recorder, state, asked)
+        stack.enter_context(intercept_rules(keeping, watch))
+        stack.enter_context(intercept_state(recorder, state, watch))
+    else:
+        stack.enter_context(intercept_state(recorder, state, ConvolutionWatch(recorder, state, asked)))
 
 
 def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> AbstractContextManager[None]:
@@ -369,8 +383,9 @@ def _values(values: torch.Tensor | None) -> bytes | None:
     return None if values is None else values.numpy().tobytes()
 
 
-def _equal(got: Sequence[Any], want: Sequence[Any], tokens: int | None = None) -> None:
-    """Raises Unrecordable unless results are equal but for rounding. ``tokens``: rounding may choose other experts for
+def _equal(got: Sequence[Any], want: Sequence[Any], coarsest: float, tokens: int | None = None) -> None:
+    """Raises Unrecordable unless results are equal but for rounding: what is of float32 may be made of what was rounded
+    as ``coarsest`` says. ``tokens``: rounding may choose other experts for
     some of so many tokens, so only most of these must be equal.
     """
     for one, other in zip(got, want, strict=True):
@@ -378,7 +393,7 @@ def _equal(got: Sequence[Any], want: Sequence[Any], tokens: int | None = None) -
             continue
         if one.shape != other.shape:
             raise Unrecordable("the program returns another shape")
-        difference, size, allowed = one.float() - other.float(), other.float(), _ROUNDING[other.dtype]
+        difference, size, allowed = one.float() - other.float(), other.float(), max(coarsest, _ROUNDING[other.dtype])
         if tokens in other.shape:
             axis = other.shape.index(tokens)
             difference, size = (part.movedim(axis, 0).flatten(1) for part in (difference, size))

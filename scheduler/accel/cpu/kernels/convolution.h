@@ -13,7 +13,7 @@ namespace {
 // The tokens of one session in a step.
 struct ConvolvedSpan {
     void* state;  // the last inputs, [channels][taps], of the rows' type
-    void* saved;  // what they were before this step goes there
+    void* saved;  // what they were before this step goes there, where it is not null
     int64_t row, size;
 };
 
@@ -31,7 +31,7 @@ void convolve(const Convolution& c, const ConvolvedSpan& span, float* memory) {
     int64_t n = c.channels, taps = c.taps;
     float *ring = memory, *sum = ring + taps * n;
     T* state = (T*)span.state;
-    std::memcpy(span.saved, state, n * taps * sizeof(T));
+    if (span.saved) std::memcpy(span.saved, state, n * taps * sizeof(T));
     if (!span.size) return;
     for (int64_t k = 1; k < taps; k++)
         for (int64_t i = 0; i < n; i++) ring[(k - 1) * n + i] = get(state[i * taps + k]);

@@ -11,7 +11,9 @@
 #include <sched.h>
 
 #include "convolution.h"
+#include "delta_rule.h"
 #include "experts.h"
+#include "functions.h"
 #include "low_rank.h"
 #include "matrix.h"
 #include "reading.h"
@@ -21,7 +23,7 @@
 namespace {
 
 enum Opcode : int64_t { ADD, SUB, MUL, DIV, MAX, MIN, ABS, EXP, SQRT, TANH, SIGMOID, SILU,
-                      ERF, REDUCE_SUM, REDUCE_MAX, COPY, GATHER, LOAD, STORE, PACK, TOPK, TAKE, SCATTER };
+                      ERF, SOFTPLUS, REDUCE_SUM, REDUCE_MAX, COPY, GATHER, LOAD, STORE, PACK, TOPK, TAKE, SCATTER };
 
 enum Space : int64_t { SCRATCH, ARENA, FIXED };
 
@@ -46,9 +48,9 @@ struct External {
 };
 
 // Between two blocks of a program: new keys and values are stored in pages, then attended to. Where there is a
-// convolution instead, nothing is stored.
+// convolution or a delta rule instead, nothing is stored.
 struct Attention {
-    int (*attend)(const void*);  // cache/attention/kernels/attention.cpp; or that of convolution.h
+    int (*attend)(const void*);  // cache/attention/kernels/attention.cpp; or that of convolution.h or of delta_rule.h
     const void* call;
     const char *key, *value;  // of `rows` tokens, one after the other
     char *key_pages, *value_pages;
@@ -80,30 +82,6 @@ struct Call {
     const Adapters* adapters;  // null where adapters are added outside
     int64_t products;          // that adapters may add to
 };
-
-inline vf each(vf v, float (*f)(float)) {
-    for (int i = 0; i < LANES; i++) v[i] = f(v[i]);
-    return v;
-}
-inline vf magnitude(vf x) { return (vf)((vu)x & 0x7fffffffu); }
-inline vf any_exponential(vf x) {  // in two halves: the whole range of the result, infinity included
-    vf e = exponential(magnitude(x) * -0.5f), up = 1.0f / e;
-    return x > splat(0.0f) ? up * up : e * e;
-}
-inline vf sigmoid(vf x) {
-    vf e = exponential(-magnitude(x));
-    return (x < splat(0.0f) ? e : splat(1.0f)) / (1.0f + e);
-}
-inline vf root(vf v) {
-    for (int i = 0; i < LANES; i++) v[i] = __builtin_sqrtf(v[i]);
-    return v;
-}
-inline vf error_function(vf x) {  // Abramowitz and Stegun 7.1.26, to 1.5e-7
-    vf size = magnitude(x), t = 1.0f / (1.0f + 0.3275911f * size);
-    vf p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    vf value = 1.0f - p * exponential(-size * size);
-    return (vf)((vu)value | ((vu)x & 0x80000000u));
-}
 
 template <class F>
 inline void unary(const Instruction& in, float* out, const float* a, F f) {
@@ -256,6 +234,7 @@ private:
             case SIGMOID: return unary(in, out, a, sigmoid);
             case SILU: return unary(in, out, a, [](vf x) { return x * sigmoid(x); });
             case ERF: return unary(in, out, a, error_function);
+            case SOFTPLUS: return unary(in, out, a, softplus);
             case REDUCE_SUM: return reduce(in, out, a, 0.0f, [](vf x, vf y) { return x + y; });
             case REDUCE_MAX: return reduce(in, out, a, -INFINITY, [](vf x, vf y) { return x > y || x != x ? x : y; });
             case COPY:

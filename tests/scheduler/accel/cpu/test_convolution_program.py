@@ -204,10 +204,10 @@ def test_sessions_without_tokens_and_rows_of_another_step() -> None:
     before = layer.conv_states[0].normal_().clone()
     session = SimpleNamespace(state=SimpleNamespace(layers=[layer]), length=7)
     step: Any = SimpleNamespace(spans=[Span(session, 0, 0)], tokens=0)  # type: ignore[arg-type]
-    assert not program.begin(step, 1)
-    assert program.begin(step, 0)
+    assert not program.begin(step, 1, keep=True)
+    assert program.begin(step, 0, keep=True)
     convolve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(found.convolve or 0)
-    assert not convolve(ctypes.addressof(program._convolution))
+    assert not convolve(ctypes.addressof(program._call))
     assert torch.equal(layer.conv_states[0], before)
 
 
