@@ -1,0 +1,227 @@
+"""Layers with a gated delta rule: they are programs, and in one chain with layers that attend."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures.build import build
+from program_kit import compiled, count_calls
+from stage_kit import DECODE, LONG, SHORT, STEPS, Stage, same
+from tiny_models import logits, make_model
+from transformers.models.qwen3_next import modeling_qwen3_next
+
+from scheduler.accel.cpu.convolution_program import ConvolutionProgram
+from scheduler.accel.cpu.delta_rule_program import DeltaRule, RuleCall
+
+LAYERS = 4  # of each: three with a delta rule, one that attends
+MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+ALL = (*LONG, *LONG)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_with_a_delta_rule_are_in_the_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    model = build(name, "causal")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.chains == [LAYERS]
+    assert stage.fusion._recorded is not None
+    calls.clear()
+    assert same(stage.run(LONG, DECODE), want)
+    assert calls["chain"] == len(DECODE) - 1  # in the first step there are no pages yet
+    chained = [stage.run(LONG, steps) for steps in (SHORT, STEPS)]
+    assert all(same(got, want) for got in chained)
+    stage.fusion.unrecord()
+    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
+    stage.fusion.unlink()
+    calls.clear()
+    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
+    assert same(stage.run(LONG, STEPS), want)
+    assert not calls["chain"]
+
+
+@torch.no_grad()
+def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules() -> None:
+    compiled()
+    want = [logits(build("qwen3_5_text", "causal"), ids) for ids in LONG]
+    stage = Stage(build("qwen3_5_text", "causal").to(torch.bfloat16))
+    assert stage.chains == [LAYERS]
+
+    def error() -> float:
+        pairs = zip(stage.run(LONG, STEPS), want, strict=True)
+        return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+    chained = error()
+    stage.mode.unfuse()
+    assert chained <= 1.2 * error()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["changed", "left out"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_state_that_was_moved_on_in_vain_is_taken_back(at: int, how: str) -> None:
+    compiled()
+    model = make_model("qwen3_next")
+    stage = Stage(model)
+
+    def change(module: Any) -> None:
+        inner = module.forward
+        module.forward = lambda hidden, *args, **kwargs: (
+            inner(hidden, *args, **kwargs) * 1.5 if how == "changed" else hidden
+        )
+
+    change(model.model.layers[at])
+    got = [*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)]
+    stage.mode.remove()
+    change(model.model.layers[at])
+    assert same(got, [logits(model, ids) for ids in ALL])
+
+
+@torch.no_grad()
+def test_programs_and_the_modules_own_code_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find in a state what the other has left there."""
+    compiled()
+    model = make_model("qwen3_next")
+    want = [logits(model, ids) for ids in ALL]
+    stage = Stage(model)
+    inner, steps = stage.mode.forward, iter(range(1000))
+
+    def forward(*args: Any) -> torch.Tensor:
+        if next(steps) % 2:
+            return inner(*args)
+        with stage.fusion.aside():
+            return inner(*args)
+
+    monkeypatch.setattr(stage.mode, "forward", forward)
+    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
+    next(steps)
+    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
+
+
+@torch.no_grad()
+def test_states_of_another_kind_are_for_the_modules_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    model = make_model("qwen3_next")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    monkeypatch.setattr(ConvolutionProgram, "_state", lambda self, span: None)
+    calls.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert not calls["chain"]
+
+
+def _changed(what: str, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    out, matrix = found
+    return (out * 1.001, matrix) if what == "its result" else (out, matrix if matrix is None else matrix * 1.001)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", ["its result", "its matrices", "its keys", "its convolution"])
+def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        function = getattr(modeling_qwen3_next, name)
+
+        def rule(
+            query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, _inner: Any = function,
+            **options: Any,
+        ) -> Any:  # fmt: skip
+            if what == "its keys":
+                key = key.roll(1, -1)
+            found = _inner(query, key, value, g=g, beta=beta, initial_state=initial_state, **options)
+            return _changed(what, found) if what in ("its result", "its matrices") else found
+
+        monkeypatch.setattr(modeling_qwen3_next, name, rule)
+    if what == "its convolution":
+        for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+            inner = getattr(modeling_qwen3_next, name)
+            monkeypatch.setattr(modeling_qwen3_next, name, lambda *args, f=inner, **more: f(*args, **more).tanh())
+    model = make_model("qwen3_next")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.fused["Qwen3NextDecoderLayer"] == 1
+    if what != "its matrices":  # such a model says something else with every cut
+        assert same(stage.run(LONG, SHORT), want)
+
+
+# keys, heads, depth, width, taps
+SIZES = [(2, 4, 128, 128, 4), (3, 3, 24, 20, 2), (1, 4, 7, 40, 3), (2, 2, 64, 3, 5), (1, 1, 1, 1, 1)]
+
+
+class _Rule:
+    """A rule with random weights, as the kernel computes it and as it is defined."""
+
+    def __init__(self, size: tuple[int, ...], activated: bool = True, normalised: bool = True) -> None:
+        *sizes, taps = size
+        self.rule = DeltaRule(*sizes, activated, normalised, sizes[2] ** -0.5)  # type: ignore[misc]
+        generator = torch.Generator().manual_seed(sum(size))
+        self.weight = torch.randn(taps, self.rule.channels, generator=generator)
+        self.bias = torch.randn(self.rule.channels, generator=generator)
+        self.inputs = torch.randn(70, self.rule.channels, generator=generator)
+        self.decay = -torch.rand(70, self.rule.heads, generator=generator)
+        self.strength = torch.rand(70, self.rule.heads, generator=generator)
+        self.past = torch.randn(1, self.rule.channels, taps, generator=generator)
+        self.matrix = torch.randn(self.rule.state_shape, generator=generator)
+
+    def kernel(self, cuts: list[int], threads: int = 1) -> tuple[torch.Tensor, ...]:
+        """The results, the last inputs and the matrices after steps that end at these tokens."""
+        found, rule = compiled(), self.rule
+        past, matrix, out = self.past.clone(), self.matrix.clone(), torch.full((70, rule.heads, rule.width), torch.nan)
+        call = RuleCall.of(rule, self.weight, self.bias, [torch.float32] * 4)
+        call.threads, call.together = threads, found.team
+        call.input, call.decay, call.strength = (x.data_ptr() for x in (self.inputs, self.decay, self.strength))
+        call.out, call.count = out.data_ptr(), 1
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(found.delta_rule or 0)
+        for first, last in zip([0, *cuts], cuts, strict=False):
+            span = np.array([past.data_ptr(), 0, matrix.data_ptr(), 0, first, last - first], np.int64)
+            call.spans = span.ctypes.data
+            assert not function(ctypes.addressof(call))
+        return out, past, matrix
+
+    def defined(self) -> tuple[torch.Tensor, ...]:
+        """The same in float64, token by token."""
+        rule, taps = self.rule, len(self.weight)
+        row = torch.cat([self.past[0].t(), self.inputs]).double()
+        matrix, out = self.matrix[0].double(), []
+        for t, (decay, strength) in enumerate(zip(self.decay.double().exp(), self.strength.double(), strict=True)):
+            mixed = (self.weight.double() * row[t + 1 : t + 1 + taps]).sum(0) + self.bias
+            mixed = torch.nn.functional.silu(mixed) if rule.activated else mixed
+            size = rule.keys * rule.depth
+            query, key = (part.view(rule.keys, rule.depth) for part in mixed[: 2 * size].split(size))
+            if rule.normalised:
+                query, key = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (query, key))
+            query, key = (x.repeat_interleave(rule.heads // rule.keys, 0) for x in (query * rule.scale, key))
+            value = mixed[2 * size :].view(rule.heads, rule.width)
+            matrix = matrix * decay[:, None, None]
+            change = (value - torch.einsum("hkv,hk->hv", matrix, key)) * strength[:, None]
+            matrix = matrix + key[:, :, None] * change[:, None]
+            out.append(torch.einsum("hkv,hk->hv", matrix, query))
+        return torch.stack(out), row[-taps:].t()[None], matrix[None]
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return float((one - other).abs().max()) <= 1e-4 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_kernel_computes_the_rule_however_a_prompt_is_cut(size: tuple[int, ...]) -> None:
+    one = _Rule(size)
+    whole = one.kernel([70])
+    assert all(map(_close, whole, one.defined()))
+    for cuts in ([1, 70], [32, 33, 70], [31, 64, 70], list(range(1, 71))):
+        assert all(map(torch.equal, one.kernel(cuts), whole)), cuts
+    assert all(map(torch.equal, one.kernel([70], threads=3), whole))
+
+
+@pytest.mark.parametrize(("activated", "normalised"), [(True, False), (False, True), (False, False)])
+def test_rules_without_an_activation_or_with_keys_of_any_length(activated: bool, normalised: bool) -> None:
+    one = _Rule(SIZES[1], activated, normalised)
+    if not normalised:
+        one.inputs, one.past = one.inputs / 9, one.past / 9  # else the matrices grow without bound
+        one.bias = one.bias / 9
+    assert all(map(_close, one.kernel([40, 70]), one.defined()))
