@@ -97,6 +97,7 @@ class Measurement:
         two = bool(model.config.is_encoder_decoder)
         sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
         self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
+        self.input_rounding = 0.0  # of products: relative
         self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2) if known is None else known.rounding
         self.trace = UNTRACED if two else trace(model)
 
@@ -175,15 +176,17 @@ class Measurement:
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
 
-    def sensitivity(self, mode: Mode) -> float:
-        """The error of ``mode`` without programs where the embeddings differ by a unit in the last place: what rounding
-        alone may do to a model whose results are sensitive, as those with routers are. At most ``MOST_SENSITIVE``.
+    def sensitivity(self, mode: Mode, seed: int) -> float:
+        """The error of ``mode`` without programs where the embeddings differ by a unit in the last place, or by
+        ``input_rounding``: what rounding alone may do to a model whose results are sensitive, as those with routers
+        are. At most ``MOST_SENSITIVE``.
         """
-        generator = torch.Generator(self.model.device).manual_seed(0)
+        generator = torch.Generator(self.model.device).manual_seed(seed)
 
         def change(module: torch.nn.Module, args: Any, found: torch.Tensor) -> torch.Tensor:
             up = torch.rand(found.shape, generator=generator, device=found.device) < 0.5
-            return found * (1 + torch.where(up, 1, -1) * torch.finfo(found.dtype).eps).to(found.dtype)
+            unit = max(torch.finfo(found.dtype).eps, self.input_rounding)
+            return found * (1 + torch.where(up, 1, -1) * unit).to(found.dtype)
 
         hook = self.model.get_input_embeddings().register_forward_hook(change)
         try:

@@ -40,6 +40,7 @@ from scheduler.parallel.ranks import RankLost
 
 log = logging.getLogger("warmturn.engine")
 
+_SEEDS = 3  # of roundings that are tried
 _ROUNDS = 3  # in which steps with and without compiled modules are timed
 
 
@@ -107,7 +108,7 @@ def probe(
     if packing is None:
         verdict = trial.absorb(trial.choose_any(known.mode))
     else:
-        trial.rounding = max(trial.rounding, packing.tolerance)
+        trial.rounding, trial.input_rounding = max(trial.rounding, packing.tolerance), packing.input_rounding
         trial.fuses = True
         likely = trial.recall(known.mode or MODES[0].name, packing) if compiling is None else None
         verdict = likely or trial.fused(trial.absorb(trial.choose_any(known.mode)), packing)
@@ -343,11 +344,11 @@ class _Trial(Measurement):
         if found > MOST_SENSITIVE:
             return False
         with suppress(Exception):  # whatever a mode raises with what it has learned
-            limit = self.sensitivity(mode)
-            if found <= limit:
-                log.info("the model is sensitive: rounding changes its results by %.1e, programs by %.1e", limit, found)
-                self.rounding = max(self.rounding, limit)
-                return True
+            for seed in range(_SEEDS):
+                if found <= (limit := self.sensitivity(mode, seed)):
+                    log.info("the model is sensitive: rounding changes it by %.1e, programs by %.1e", limit, found)
+                    self.rounding = max(self.rounding, limit)
+                    return True
         return False
 
     def compile(self, mode: Mode, error: float, compiling: CompileOptions) -> int:

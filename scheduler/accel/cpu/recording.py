@@ -27,7 +27,7 @@ from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.handed_keys import HandedKeys, MappingWatch
 from scheduler.accel.cpu.interceptors import AttentionRequest, intercept_experts, intercept_product, refuse_linear
-from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.matrix import PACKED, Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 # A linear map as its weight and bias; None where the module is none.
@@ -37,6 +37,7 @@ Kind = tuple[torch.dtype, int]  # of a tensor: its elements, and how many axes i
 
 # Root mean square of a difference over that of the result: what rounding between functions may do.
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_ROUNDED_INPUTS = 1e-4  # the same where packed products round their inputs
 _ALIKE = 0.75  # of the tokens whose experts are chosen by what is computed
 _FUNCTIONS = COMPUTED | ROUTING
 _PLAIN = (type(None), bool, str, int, float)
@@ -72,9 +73,12 @@ class ModuleRecording:
     @property
     def limits(self) -> list[int]:
         """Of its products, the numbers of rows up to which they are fast, where there are such."""
-        weights = (op.extra for op in self._operations if op.code is Opcode.MATMUL)
         routed = (op.extra[0] for op in self._operations if op.code is Opcode.ROUTED)
-        return [weight.limit for weight in chain(weights, routed) if weight.limit is not None]
+        return [weight.limit for weight in chain(self._weights, routed) if weight.limit is not None]
+
+    @property
+    def _weights(self) -> Iterator[Matrix]:
+        return (op.extra for op in self._operations if op.code is Opcode.MATMUL)
 
     @property
     def _operations(self) -> Iterator[Operation]:
@@ -147,6 +151,8 @@ class ModuleRecording:
         are then freed.
         """
         asked, coarsest = iter(self.asked), max(_ROUNDING[tensor.dtype] for _, tensor in self.inputs)
+        if any(weight.kind & PACKED for weight in self._weights):
+            coarsest = max(coarsest, _ROUNDED_INPUTS)
 
         def attend(_: Request, given: list[torch.Tensor]) -> torch.Tensor:
             one = next(asked)

@@ -366,7 +366,7 @@ def test_how_sensitive_a_model_is() -> None:
         scene = Measurement(model, read_layers(model.config), PAGE, None)
         (mode,) = scene.candidates((PackedMode,))
         with installed(mode):
-            assert least < scene.sensitivity(mode) < most
+            assert least < scene.sensitivity(mode, 0) < most
             assert not model.get_input_embeddings()._forward_hooks
             mode.remove()
 
