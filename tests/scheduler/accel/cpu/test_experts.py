@@ -197,7 +197,7 @@ def test_a_module_that_computes_something_else_keeps_its_own_code() -> None:
 def test_what_is_slower_for_many_tokens_in_plain_weights_runs_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("mixtral", "causal")
     found = modules_of(model)
-    monkeypatch.setattr(Packing, "pays", lambda self, what, plain, packed, x, most: x.shape[1] <= 16)
+    monkeypatch.setattr(Packing, "pays", lambda self, what, plain, packed, x, most, nbytes: x.shape[1] <= 16)
     packing = Packing({})
     pack_experts(model, packing)
     assert len(packing) == len(found)

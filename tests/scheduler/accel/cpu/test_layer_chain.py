@@ -29,8 +29,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     steps: list[Any] = []
     original = LayerChain.run
 
-    def run(one: LayerChain, cache: Any, *args: Any) -> Any:
-        results = original(one, cache, *args)
+    def run(one: LayerChain, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(one, cache, *args, **kwargs)
         if steps and steps[-1] is cache.step:  # tried again by the first layer itself
             found.pop()
         steps.append(cache.step)  # so that the next one lies elsewhere
@@ -70,10 +70,10 @@ def test_room_that_moves_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(llama())
     original, held = LayerChain.run, []
 
-    def run(one: LayerChain, *args: Any) -> Any:
+    def run(one: LayerChain, *args: Any, **kwargs: Any) -> Any:
         room = one._layers[0].room
         room.tensors(room.rows + 1)
-        results = original(one, *args)
+        results = original(one, *args, **kwargs)
         if results is not None:
             held.append(one._between[0].key == room.tensors(1)["output", 1].data_ptr())
         return results
@@ -195,9 +195,12 @@ def test_chains_that_are_not_right_are_not_used(monkeypatch: pytest.MonkeyPatch)
     model = llama()
     want = [logits(model, ids) for ids in LONG]
     original = LayerChain.run
-    monkeypatch.setattr(
-        LayerChain, "run", lambda *args: None if (out := original(*args)) is None else [one.roll(1, -1) for one in out]
-    )
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        return None if out is None else [one.roll(1, -1) for one in out]
+
+    monkeypatch.setattr(LayerChain, "run", run)
     stage = Stage(model)
     assert stage.fused["LlamaDecoderLayer"] == 3
     assert stage.chains == []

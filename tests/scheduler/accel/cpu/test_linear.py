@@ -220,7 +220,9 @@ def test_what_is_no_plain_linear_map_is_left_alone(module: nn.Module) -> None:
     [({1: 0.9, 256: 1.0}, True), ({1: 1.0, 256: 0.5}, False), ({1: 0.5, 256: 1.3}, False)],
 )
 def test_what_does_not_pay_is_left_alone(times: dict[int, float], packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x: times.get(x.shape[1], 2.0))
+    monkeypatch.setattr(
+        "scheduler.accel.cpu.packing._ratio", lambda plain, packed, x, evicting: times.get(x.shape[1], 2.0)
+    )
     module = filled(nn.Linear(BIG, BIG))
     weight = module.weight
     assert len(pack(module)) == packs
@@ -228,9 +230,8 @@ def test_what_does_not_pay_is_left_alone(times: dict[int, float], packs: bool, m
 
 
 def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "scheduler.accel.cpu.packing._ratio", lambda plain, packed, x: {1: 0.9, 256: 1.2}.get(x.shape[1], 2.0)
-    )
+    ratios = {1: 0.9, 256: 1.2}
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x, evicting: ratios[x.shape[1]])
     for name, pays in (("_tile", True), ("_reorder", False)):
         packs = getattr(linear, name)
         monkeypatch.setattr(linear, name, lambda matrix, bias, packs=packs: packs(matrix, bias))
@@ -291,7 +292,7 @@ def test_a_plain_weight_is_read_for_as_many_rows_as_that_pays(
 ) -> None:
     compiled()
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter(()))
-    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, reading, x: ratios[x.shape[1]])
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, reading, x, evicting: ratios[x.shape[1]])
     module = filled(nn.Linear(BIG, BIG))
     packing = pack(module)
     assert len(packing) == 0
