@@ -43,6 +43,8 @@ _LINEAR = {
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
 }
+_MORE_VALUES = {**_LINEAR, "linear_num_value_heads": 6}
+_SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
 _FALCON: dict[str, Any] = {**_OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -70,6 +72,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 64,
             "rope_parameters": _ROPE,
+        },
+    ),
+    "qwen35": (
+        "Qwen3_5TextConfig",
+        {**_TIED, **_MORE_VALUES, "head_dim": 16, "rope_parameters": {**_ROPE, **_SECTIONS}},
+    ),
+    "qwen35moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **{name: value for name, value in _SHAPE.items() if name != "intermediate_size"},
+            **_FEW,
+            **_MORE_VALUES,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "rope_parameters": {**_ROPE, **_SECTIONS},
         },
     ),
     "gemma": ("GemmaConfig", {**_TIED, "head_dim": 16}),
@@ -107,7 +125,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
 _PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
-_ADDED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")  # whose norms are stored as w + 1
+_ADDED = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "nemotron",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+)  # whose norms are stored as w + 1
+_IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
@@ -162,11 +189,13 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = _groups(config)
     if architecture == "lfm2":
         said["attention.head_count_kv"] = [0, 2]
-    if architecture == "qwen3next":
+    if architecture in ("qwen3next", *_IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
+    if "mrope_section" in rope:
+        said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if "rope_theta" in rope:
         said["rope.freq_base"] = float(rope["rope_theta"])
     if part := rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)):
@@ -221,6 +250,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
     found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)].replace(".N.", f".{_number(name)}.")
     found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
+    if architecture in _IN_TURNS and "linear_attn" in name and not name.endswith("norm.weight"):
+        return {found: _in_turns(model.config, name, weight, kind)}
     if name.endswith("A_log"):
         return {found: store(-torch.exp(weight))}
     if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
@@ -237,6 +268,29 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
+
+
+def _in_turns(config: Any, name: str, weight: torch.Tensor, kind: int) -> Stored:
+    """A tensor of linear attention with the first head of values of each head of keys, then the second of each."""
+    keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+    each = config.linear_num_value_heads // keys
+
+    def turns(width: int) -> torch.Tensor:
+        return torch.arange(keys * each * width).view(keys, each, width).transpose(0, 1).flatten()
+
+    if "out_proj" in name:
+        stored = store(weight[:, turns(width)], kind)
+        weight[:, turns(width)] = stored.values
+        return stored
+    if name.endswith(("A_log", "dt_bias")):
+        return store(-torch.exp(weight) if name.endswith("A_log") else weight).rows(turns(1))
+    if "in_proj_a" in name or "in_proj_b" in name:
+        return _kept(weight, kind).rows(turns(1))
+    if "in_proj_z" in name:
+        return _kept(weight, kind).rows(turns(width))
+    before = 2 * keys * config.linear_key_head_dim
+    order = torch.cat([torch.arange(before), before + turns(width)])
+    return (store(weight.squeeze(1)) if "conv1d" in name else _kept(weight, kind)).rows(order)
 
 
 def _gated(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:

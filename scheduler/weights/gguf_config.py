@@ -43,6 +43,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
     "qwen3": "qwen3",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
     "qwen3moe": "qwen3_moe",
     "qwen3next": "qwen3_next",
     "seed_oss": "seed_oss",
@@ -51,8 +53,6 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
-# The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
-PERMUTED = frozenset({"deci", "granite", "granitemoe", "llama", "mistral", "mistral3", "smollm3"})
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
@@ -232,12 +232,23 @@ def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
     if not isinstance(linear, list) or len(linear) < layers:
         raise GgufError("the file does not say which of its layers have linear attention")
-    return {
+    found = {
         "num_hidden_layers": layers,
         "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
         "linear_value_head_dim": width // heads,
-        "intermediate_size": keys.get("feed_forward_length", width),
     }
+    if "intermediate_size" in said:
+        found["intermediate_size"] = keys.get("feed_forward_length", width)
+    return found
+
+
+def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The frequencies of a picture's time, height and width, where positions have three numbers."""
+    sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
+    if not sections:
+        return {}
+    rope = {name: said[name] for name in ("rope_theta", "partial_rotary_factor") if name in said}
+    return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
 
 
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -272,6 +283,8 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "gemma3": (_read_head_scale,),
     "lfm2": (_layers_with_attention,),
     "phi3": (_long_factors,),
+    "qwen35": (_read_linear_attention, _read_sections),
+    "qwen35moe": (_read_linear_attention, _read_sections),
     "qwen3moe": (_read_normed_choices,),
     "qwen3next": (_read_linear_attention,),
     "stablelm": (_sequential,),

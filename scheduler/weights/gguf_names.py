@@ -77,6 +77,10 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mixer.out_proj", ("ssm_out",)),
     ("linear_attn.in_proj_qkvz", ("attn_qkv attn_gate", "ssm_in")),  # ssm_in: in older files, as the parameter is
     ("linear_attn.in_proj_ba", ("ssm_ba",)),
+    ("linear_attn.in_proj_qkv", ("attn_qkv",)),
+    ("linear_attn.in_proj_z", ("attn_gate",)),
+    ("linear_attn.in_proj_a", ("ssm_alpha",)),
+    ("linear_attn.in_proj_b", ("ssm_beta",)),
     ("linear_attn.conv1d", ("ssm_conv1d",)),
     ("linear_attn.norm", ("ssm_norm",)),
     ("linear_attn.out_proj", ("ssm_out",)),

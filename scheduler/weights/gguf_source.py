@@ -9,7 +9,7 @@ import torch
 from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_types import TYPES
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import unpack
+from scheduler.weights.packed_values import in_order, unpack
 from scheduler.weights.scale_layout import StoredRows
 
 _ROWS = 64  # that are unpacked at a time
@@ -20,12 +20,13 @@ class GgufSource:
     read.
     """
 
-    order: torch.Tensor | None = None
-
-    def __init__(self, tensors: Sequence[GgufTensor], rows: torch.Tensor | None = None) -> None:
-        """``rows``: int64 ``[out]``, which row of the tensors, one after the other, each row is; None: as they are. A
-        tensor of more than two dimensions is taken as ``[all others, last]``. Raises ``ValueError`` for tensors that
-        are not packed, or have different types.
+    def __init__(
+        self, tensors: Sequence[GgufTensor], rows: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    ) -> None:
+        """``rows``: int64 ``[out]``, which row of the tensors, one after the other, each row is; ``columns``: int64
+        ``[inside]``, which input each column is multiplied by; None: as they are. A tensor of more than two dimensions
+        is taken as ``[all others, last]``. Raises ``ValueError`` for tensors that are not packed, or have different
+        types.
         """
         kind = TYPES[tensors[0].kind]
         if kind.dtype is not None or any(tensor.kind != tensors[0].kind for tensor in tensors):
@@ -38,6 +39,7 @@ class GgufSource:
         self.inside = tensors[0].shape[-1]
         self.nbytes = sum(part.nbytes for part in self._parts)
         self.bits, self.group, self.zero, self.table = kind.bits, kind.group, kind.zero, kind.table
+        self.order = columns
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
@@ -51,11 +53,11 @@ class GgufSource:
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
         found = self._find(ids if self._index is None else self._index[ids])
-        return unpack(self._unpack(found), self.zero, self.table)
+        return in_order(unpack(self._unpack(found), self.zero, self.table), self.order)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
-        return unpack(self.rows(start, stop), self.zero, self.table)
+        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
+        return in_order(unpack(self.rows(start, stop), self.zero, self.table), self.order)
 
     def _find(self, numbers: torch.Tensor) -> torch.Tensor:
         """uint8 ``[n, bytes]``: the rows of these numbers."""

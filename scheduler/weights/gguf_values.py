@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from scheduler.weights.gguf_config import PERMUTED
 from scheduler.weights.gguf_file import GgufFile, GgufTensor
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_order import StoredOrder
 from scheduler.weights.gguf_source import GgufSource, all_values, values
 from scheduler.weights.joined_source import JoinedSource
 from scheduler.weights.packed_source import PackedSource
+from scheduler.weights.packed_values import in_order
 from scheduler.weights.quantised_weight import QuantisedWeight
 from scheduler.weights.stand_in import WeightStandIn
 from scheduler.weights.widened_source import widen
@@ -33,7 +34,7 @@ class Values:
         stand-ins as parameters.
         """
         self._file, self._model, self._packed = file, model, packed
-        self._config = model.config
+        self._order = StoredOrder(file.architecture, model.config)
         self._made: dict[str, Any] = {}
         self._added: dict[type, bool] = {}
 
@@ -65,7 +66,7 @@ class Values:
         if like.dim() == 2:
             if not name.endswith("weight"):
                 return None
-            source = _source(parts, self._rows(name, parts))
+            source = _source(parts, self._order.rows(name, parts), self._order.columns(name, parts))
             if (source.out, source.inside) != tuple(like.shape):
                 return None
             found = QuantisedWeight(source, like.dtype)
@@ -81,37 +82,21 @@ class Values:
     def _value(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
         if len(like.shape) == 3 and len(parts[0].shape) == 3:
             return _experts(owner, parts, like)
-        rows, part = self._rows(name, parts), parts[0]
-        if rows is not None:
-            return _order_rows(parts, rows, like.dtype)
-        if len(parts) > 1:
+        if isinstance(owner, Conv1D) and len(parts[0].shape) == 2:
+            return all_values(parts[0], like.dtype).t().contiguous()
+        rows = self._order.rows(name, parts)
+        if rows is None and len(parts) > 1:
             return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
-        if isinstance(owner, Conv1D) and len(part.shape) == 2:
-            return all_values(part, like.dtype).t().contiguous()
-        if name.endswith(".A_log"):
-            return torch.log(-all_values(part, torch.float32)).to(like.dtype).reshape(like.shape)
-        if len(part.shape) == 1 and name.endswith(".weight") and self._adds_one(owner):
-            return (all_values(part, torch.float32) - 1).to(like.dtype)
-        value = all_values(part, like.dtype)
+        logarithm, less = name.endswith(".A_log"), self._adds_one(owner) and name.endswith(".weight")
+        dtype = torch.float32 if logarithm or less else like.dtype
+        value = all_values(parts[0], dtype) if rows is None else _order_rows(parts, rows, dtype)
+        value = in_order(value, self._order.columns(name, parts))
+        if logarithm:
+            value = torch.log(-value)
+        elif less:
+            value = value - 1
         same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
-        return value.reshape(like.shape) if same else value
-
-    def _rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
-        """Which row of the tensors, one after the other, each row of the parameter is; None if they are in order."""
-        part, out = parts[0], sum(part.shape[0] for part in parts)
-        if ".query_key_value." in name:
-            return _by_head(out, self._config)
-        if ".in_proj_qkvz." in name and len(parts) > 1:
-            if any(each.shape[1:] != part.shape[1:] for each in parts):
-                raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
-            return _by_key_head(out, self._config)
-        if self._file.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
-            width = getattr(self._config, "head_dim", None)
-            width = width or self._config.hidden_size // self._config.num_attention_heads
-            if out % width or width % 2:
-                raise GgufError(f"{part.name!r} does not have whole heads")
-            return torch.arange(out).view(-1, width // 2, 2).transpose(1, 2).flatten()
-        return None
+        return (value.reshape(like.shape) if same else value).to(like.dtype)
 
     def _adds_one(self, norm: nn.Module) -> bool:
         """Whether a norm multiplies by its weight and one; the file has what it multiplies by."""
@@ -138,36 +123,10 @@ def _adds_one(norm: nn.Module) -> bool:
         return False
 
 
-def _by_head(out: int, config: Any) -> torch.Tensor:
-    """Queries, keys and values in that order, as rows that have those of each group of heads together."""
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_kv_heads", None)
-    if not getattr(config, "new_decoder_architecture", True):
-        groups = 1 if config.multi_query else heads
-    groups = groups or heads
-    width = out // (heads + 2 * groups)
-    if width * (heads + 2 * groups) != out:
-        raise GgufError("the queries, keys and values of a layer do not have whole heads")
-    query, key, value = torch.split(torch.arange(out), [heads * width, groups * width, groups * width])
-    return torch.cat([each.view(groups, -1, width) for each in (query, key, value)], dim=1).flatten()
-
-
-def _by_key_head(out: int, config: Any) -> torch.Tensor:
-    """Queries, keys, values and gates of linear attention in that order, as rows that have those of each head of keys
-    together.
-    """
-    heads = config.linear_num_key_heads
-    keys, values = heads * config.linear_key_head_dim, config.linear_num_value_heads * config.linear_value_head_dim
-    if out != 2 * (keys + values) or values % heads:
-        raise GgufError("the queries, keys, values and gates of a layer do not have whole heads")
-    kinds = torch.split(torch.arange(out), [keys, keys, values, values])
-    return torch.cat([each.view(heads, -1) for each in kinds], dim=1).flatten()
-
-
-def _source(parts: list[GgufTensor], rows: torch.Tensor | None) -> PackedSource:
+def _source(parts: list[GgufTensor], rows: torch.Tensor | None, columns: torch.Tensor | None) -> PackedSource:
     """The rows of packed tensors, which may be of several types, see ``GgufSource``."""
     if rows is None or all(part.kind == parts[0].kind for part in parts):
-        return GgufSource(parts, rows)
+        return GgufSource(parts, rows, columns)
     return JoinedSource(widen([GgufSource([part]) for part in parts]), rows)
 
 

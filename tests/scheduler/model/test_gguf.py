@@ -25,7 +25,15 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("label", "kind"),
-    [("llama", Q4_0), ("qwen2", Q8_0), ("qwen3moe", Q8_0), ("gemma2", Q8_0), ("qwen3next", Q8_0)],
+    [
+        ("llama", Q4_0),
+        ("qwen2", Q8_0),
+        ("qwen3moe", Q8_0),
+        ("gemma2", Q8_0),
+        ("qwen3next", Q8_0),
+        ("qwen35", Q4_0),
+        ("qwen35moe", Q8_0),
+    ],
 )
 def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: int, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, kind)

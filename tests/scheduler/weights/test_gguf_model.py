@@ -17,6 +17,7 @@ from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_model import build_model, file_digest, stored_dtype
 from scheduler.weights.gguf_source import all_values
+from scheduler.weights.quantised_weight import quantised_weight_of
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
@@ -185,6 +186,38 @@ def test_linear_attention_in_older_files_and_of_another_shape(tmp_path: Path) ->
         read(rewritten(path, "qwen3next", {"blk.0.attn_gate.weight": store(torch.ones(32, 64))}))
     with pytest.raises(GgufError, match=r"'blk\.0\.attn_gate\.weight' are not of one width"):
         read(rewritten(path, "qwen3next", {"blk.0.attn_gate.weight": store(torch.ones(64, 32))}))
+
+
+def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen35", Q4_0)
+    want, got = config_of("qwen35").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
+    assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
+    assert got == want
+    without = metadata_of("qwen35")
+    del without["qwen35.rope.dimension_sections"]
+    other = write_file(tmp_path / "y.gguf", without, {"token_embd.weight": store(torch.ones(288, 64))})
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    assert read_gguf_config(GgufFile(other), other).rope_parameters == rope
+    for name, shape in (("attn_qkv.weight", (64, 64)), ("ssm_a", (5,)), ("ssm_out.weight", (64, 64))):
+        with pytest.raises(GgufError, match=f"'blk.0.{name}' does not have whole heads"):
+            read(rewritten(path, "qwen35", {f"blk.0.{name}": store(torch.ones(shape), Q4_0)}))
+    changed = rewritten(path, "qwen35", {}, **{"qwen35.ssm.time_step_rank": 3, "qwen35.ssm.inner_size": 48})
+    with pytest.raises(GgufError, match="as many heads of values for each head of keys"):
+        read(changed)
+
+
+@pytest.mark.parametrize("label", ["qwen35", "qwen35moe"])
+def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0)
+    file = GgufFile(path)
+    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
+    found = model.model.layers[0].linear_attn
+    for name in ("in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj"):
+        weight = quantised_weight_of(getattr(found, name).weight)
+        assert weight is not None
+        plain = getattr(want.model.layers[0].linear_attn, name).weight
+        assert torch.equal(weight.dense(), plain)
+        assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
 
 
 def test_the_models_own_configuration_wins(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""`StoredOrder`: the order in which llama.cpp's converter stores the rows and columns of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scheduler.weights.gguf_file import GgufTensor
+from scheduler.weights.gguf_header import GgufError
+
+# The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
+_PERMUTED = frozenset({"deci", "granite", "granitemoe", "llama", "mistral", "mistral3", "smollm3"})
+# Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
+_IN_TURNS = frozenset({"qwen35", "qwen35moe"})
+_OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
+
+
+class StoredOrder:
+    """Where the rows and columns of a model's parameters are in the tensors of its file."""
+
+    def __init__(self, architecture: str, config: Any) -> None:
+        """``architecture``: what the file calls it. ``config``: of the model."""
+        self._architecture, self._config = architecture, config
+
+    def rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
+        """int64 ``[out]``: which row of the tensors, one after the other, each row of the parameter ``name`` is; None
+        if they are in order. Raises ``GgufError`` where the tensors do not have whole heads.
+        """
+        part, out = parts[0], sum(part.shape[0] for part in parts)
+        if ".query_key_value." in name:
+            return _by_head(out, self._config)
+        if ".in_proj_qkvz." in name and len(parts) > 1:
+            if any(each.shape[1:] != part.shape[1:] for each in parts):
+                raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
+            return _by_key_head(out, self._config)
+        if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
+            return self._values_of_keys(part, out)
+        if self._architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
+            width = getattr(self._config, "head_dim", None)
+            width = width or self._config.hidden_size // self._config.num_attention_heads
+            if out % width or width % 2:
+                raise GgufError(f"{part.name!r} does not have whole heads")
+            return torch.arange(out).view(-1, width // 2, 2).transpose(1, 2).flatten()
+        return None
+
+    def columns(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
+        """int64 ``[inside]``: which input each column of the tensors is multiplied by; None if they are in order.
+        Raises ``GgufError`` where the tensors do not have whole heads.
+        """
+        if not self._in_turns(name) or not name.endswith(".out_proj.weight"):
+            return None
+        keys, each, width = self._heads()
+        if parts[0].shape[1:] != (keys * each * width,):
+            raise GgufError(f"{parts[0].name!r} does not have whole heads")
+        return torch.arange(keys * each * width).view(keys, each, width).transpose(0, 1).flatten()
+
+    def _in_turns(self, name: str) -> bool:
+        """Whether a parameter is of linear attention whose heads of values are stored in turns."""
+        if self._architecture not in _IN_TURNS or ".linear_attn." not in name:
+            return False
+        return bool(self._config.linear_num_value_heads != self._config.linear_num_key_heads)
+
+    def _heads(self) -> tuple[int, int, int]:
+        """Heads of keys of linear attention, heads of values of each, and the width of one."""
+        keys, values = self._config.linear_num_key_heads, self._config.linear_num_value_heads
+        if values % keys:
+            raise GgufError("linear attention does not have as many heads of values for each head of keys")
+        return keys, values // keys, self._config.linear_value_head_dim
+
+    def _values_of_keys(self, part: GgufTensor, out: int) -> torch.Tensor:
+        """Rows of queries and keys, if there are any, as they are, and those of values by their heads of keys."""
+        keys, each, width = self._heads()
+        before = 2 * keys * self._config.linear_key_head_dim
+        if out == keys * each:
+            before, width = 0, 1
+        elif out == keys * each * width:
+            before = 0
+        elif out != before + keys * each * width:
+            raise GgufError(f"{part.name!r} does not have whole heads")
+        rows = torch.arange(before, out).view(each, keys, width).transpose(0, 1).flatten()
+        return torch.cat([torch.arange(before), rows])
+
+
+def _by_head(out: int, config: Any) -> torch.Tensor:
+    """Queries, keys and values in that order, as rows that have those of each group of heads together."""
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_kv_heads", None)
+    if not getattr(config, "new_decoder_architecture", True):
+        groups = 1 if config.multi_query else heads
+    groups = groups or heads
+    width = out // (heads + 2 * groups)
+    if width * (heads + 2 * groups) != out:
+        raise GgufError("the queries, keys and values of a layer do not have whole heads")
+    query, key, value = torch.split(torch.arange(out), [heads * width, groups * width, groups * width])
+    return torch.cat([each.view(groups, -1, width) for each in (query, key, value)], dim=1).flatten()
+
+
+def _by_key_head(out: int, config: Any) -> torch.Tensor:
+    """Queries, keys, values and gates of linear attention in that order, as rows that have those of each head of keys
+    together.
+    """
+    heads = config.linear_num_key_heads
+    keys, values = heads * config.linear_key_head_dim, config.linear_num_value_heads * config.linear_value_head_dim
+    if out != 2 * (keys + values) or values % heads:
+        raise GgufError("the queries, keys, values and gates of a layer do not have whole heads")
+    kinds = torch.split(torch.arange(out), [keys, keys, values, values])
+    return torch.cat([each.view(heads, -1) for each in kinds], dim=1).flatten()
