@@ -33,6 +33,16 @@ _TIED = {**_SHAPE, "tie_word_embeddings": True}
 _OLD: dict[str, Any] = {"vocab_size": 288, "hidden_size": 64, "eos_token_id": 258, "bos_token_id": None}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _FEW = {"num_experts_per_tok": 2, "num_experts": 4}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _LINEAR = {
@@ -106,6 +116,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "command-r": ("CohereConfig", {**_TIED, "logit_scale": 0.2}),
     "cohere2": ("Cohere2Config", {**_TIED, "head_dim": 16, "logit_scale": 0.2, "sliding_window": 8}),
     "glm4": ("Glm4Config", {**_SHAPE, "head_dim": 16}),
+    "glm4moe": (
+        "Glm4MoeConfig",
+        {
+            **_SHAPE,
+            **_ROUTED,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "first_k_dense_replace": 1,
+            "rope_parameters": _ROPE,
+        },
+    ),
     "smollm3": ("SmolLM3Config", _SHAPE),
     "seed_oss": ("SeedOssConfig", {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", _SHAPE),
@@ -152,7 +175,12 @@ _KEYS = {
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
-    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_shared_count": ("n_shared_experts",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "leading_dense_block_count": ("first_k_dense_replace",),
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
@@ -224,6 +252,9 @@ def random_model(label: str) -> Any:
                 parameter.normal_(0, 0.2)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.1)
     return model
 
 

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "glm4": "glm4",
+    "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "granite": "granite",
@@ -76,6 +77,10 @@ _KEYS = {
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_shared_count": ("n_shared_experts",),
+    "leading_dense_block_count": ("first_k_dense_replace",),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "shortconv.l_cache": ("conv_L_cache",),
@@ -242,6 +247,16 @@ def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return found
 
 
+def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The last layers may be for predicting further tokens, which are not run."""
+    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
+
+
+def _read_head_width(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """A setting that the configuration need not have."""
+    return {"head_dim": keys["attention.key_length"]} if "attention.key_length" in keys else {}
+
+
 def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The frequencies of a picture's time, height and width, where positions have three numbers."""
     sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
@@ -281,6 +296,7 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "falcon": (_read_groups,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
+    "glm4moe": (_read_further_layers, _read_head_width),
     "lfm2": (_layers_with_attention,),
     "phi3": (_long_factors,),
     "qwen35": (_read_linear_attention, _read_sections),

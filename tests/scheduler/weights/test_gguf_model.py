@@ -220,6 +220,16 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
 
 
+def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
+    """A last layer is for predicting further tokens."""
+    path, _ = written(tmp_path / "x.gguf", "glm4moe", F32)
+    further: dict[str, object] = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    path = rewritten(path, "glm4moe", {}, **further)
+    want, got = config_of("glm4moe").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
+    assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
+    assert got == want
+
+
 def test_the_models_own_configuration_wins(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", F32)
     said = json.loads(want.config.to_json_string())
