@@ -43,6 +43,25 @@ _ROUTED = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+_UNNORMED = {"norm_topk_prob": False}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _LINEAR = {
@@ -128,6 +147,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "rope_parameters": _ROPE,
         },
+    ),
+    "deepseek2": (
+        "DeepseekV3Config",
+        {**_SHAPE, **_ROUTED, **_LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "rope_parameters": _YARN},
+    ),
+    "deepseek2 softmax": (
+        "DeepseekV2Config",
+        {**_SHAPE, **_ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **_UNNORMED},
     ),
     "smollm3": ("SmolLM3Config", _SHAPE),
     "seed_oss": ("SeedOssConfig", {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
@@ -217,6 +244,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = _groups(config)
     if architecture == "lfm2":
         said["attention.head_count_kv"] = [0, 2]
+    if architecture == "deepseek2":
+        said |= _latents(config)
     if architecture in ("qwen3next", *_IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
@@ -231,6 +260,35 @@ def metadata_of(label: str) -> dict[str, Any]:
     named = {f"{architecture}.{key}": value for key, value in said.items()}
     template = {"tokenizer.chat_template": TEMPLATE}
     return {"general.architecture": architecture, **named, **byte_tokens(288), **template}
+
+
+def _latents(config: Any) -> dict[str, Any]:
+    """What a converter says of keys and values that are made of latents, which it stores as those of one head."""
+    latent, turned = config.kv_lora_rank, config.qk_rope_head_dim
+    said = {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + turned,
+        "attention.value_length": latent,
+        "attention.key_length_mla": config.qk_nope_head_dim + turned,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": turned,
+    }
+    if config.q_lora_rank is not None:
+        said["attention.q_lora_rank"] = config.q_lora_rank
+    if config.norm_topk_prob:
+        said |= {"expert_weights_norm": True, "expert_gating_func": 2}
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        said |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        }
+    return said
 
 
 def _groups(config: Any) -> int:
@@ -276,6 +334,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if name.endswith(("router.weight", "e_score_correction_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
+    if "kv_b_proj" in name:
+        return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
@@ -335,6 +395,15 @@ def _gated(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str
     stored = {"qkv": store(weight[rows], kind), "gate": store(weight[gates], Q4_0 if kind == Q8_0 else kind)}
     weight[rows], weight[gates] = stored["qkv"].values, stored["gate"].values
     return {f"{layer}.attn_{name}.weight": each for name, each in stored.items()}
+
+
+def _of_latents(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """What makes keys of latents, transposed, and what makes values of them, by heads."""
+    key, value = config.qk_nope_head_dim, config.v_head_dim
+    heads = weight.view(-1, key + value, weight.shape[1])
+    stored = {"k": store(heads[:, :key].transpose(1, 2), kind), "v": store(heads[:, key:], kind)}
+    heads[:, :key], heads[:, key:] = stored["k"].values.transpose(1, 2), stored["v"].values
+    return {f"{layer}.attn_{name}_b.weight": each for name, each in stored.items()}
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

@@ -14,12 +14,14 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid, largest
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {
     "bloom": "bloom",
     "cohere2": "cohere2",
     "command-r": "cohere",
+    "deepseek2": "deepseek_v2",
     "ernie4_5": "ernie4_5",
     "exaone4": "exaone4",
     "falcon": "falcon",
@@ -54,6 +56,7 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
+_BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
@@ -67,6 +70,8 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "attention.sliding_window": ("sliding_window",),
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.scale": ("attention_multiplier",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
@@ -120,11 +125,13 @@ def _derive(file: GgufFile) -> Any:
     kind = ARCHITECTURES[architecture]
     if keys.get("expert_count"):
         kind = _EXPERTS.get(architecture, kind)
+    if chooses_by_sigmoid(file, keys):
+        kind = _BY_SIGMOID.get(architecture, kind)
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()
     said = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default)
-    for special in _SPECIAL.get(architecture, ()):
+    for special in SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
     return CONFIG_MAPPING[kind](**said)
 
@@ -135,7 +142,7 @@ def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
     for key, names in _KEYS.items():
         name = next((name for name in names if _settable(default, name)), None)
         if key in keys and name is not None:
-            said[name] = _number(keys[key])
+            said[name] = largest(keys[key])
     return said
 
 
@@ -143,11 +150,6 @@ def _settable(default: Any, name: str) -> bool:
     """Whether a configuration has a setting of this name, and does not compute it."""
     computed = getattr(type(default), name, None)
     return hasattr(default, name) and not (isinstance(computed, property) and computed.fset is None)
-
-
-def _number(value: Any) -> Any:
-    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
-    return max(value) if isinstance(value, list) and value else value
 
 
 def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
@@ -178,11 +180,11 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     said: dict[str, Any] = {}
     if "rope.freq_base" in keys:
         said["rope_theta"] = keys["rope.freq_base"]
-    heads, width = _number(keys.get("attention.head_count")), keys.get("embedding_length")
+    heads, width = largest(keys.get("attention.head_count")), keys.get("embedding_length")
     head = keys.get("attention.key_length") or (width // heads if heads and width else None)
     turned = keys.get("rope.dimension_count")
     usual = (default.rope_parameters or {}).get("partial_rotary_factor", 1.0)
-    if turned and head and turned / head != usual:
+    if turned and head and "attention.kv_lora_rank" not in keys and turned / head != usual:
         said["partial_rotary_factor"] = turned / head
     if (form := _SCALES.get(keys.get("rope.scaling.type", "none"), "default")) != "default":
         said["rope_scaling"] = _read_stretching(file, keys, form)
@@ -194,6 +196,7 @@ def _read_stretching(file: GgufFile, keys: Mapping[str, Any], form: str) -> dict
     for key, name in (
         ("factor", "factor"),
         ("attn_factor", "attention_factor"),
+        ("yarn_attn_factor", "attention_factor"),
         ("original_context_length", "original_max_position_embeddings"),
         ("yarn_beta_fast", "beta_fast"),
         ("yarn_beta_slow", "beta_slow"),
@@ -201,107 +204,3 @@ def _read_stretching(file: GgufFile, keys: Mapping[str, Any], form: str) -> dict
         if f"rope.scaling.{key}" in keys:
             scaling[name] = keys[f"rope.scaling.{key}"]
     return scaling
-
-
-def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
-    largest = {46: 4608, 62: 5376}
-    if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
-        return {"query_pre_attn_scalar": said["hidden_size"] // said["num_attention_heads"]}
-    return {"query_pre_attn_scalar": said["head_dim"]}
-
-
-def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
-    return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
-
-
-def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers without heads for keys are convolutions."""
-    heads = keys.get("attention.head_count_kv")
-    if not isinstance(heads, list):
-        raise GgufError("the file does not say which of its layers have attention")
-    kinds = ["full_attention" if each else "conv" for each in heads]
-    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
-
-
-def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
-    which are not run.
-    """
-    width, heads = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
-    if not width or not heads:
-        raise GgufError("the file does not say how many heads its linear attention has")
-    layers = said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)
-    every = keys.get("full_attention_interval") or 4
-    linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
-    if not isinstance(linear, list) or len(linear) < layers:
-        raise GgufError("the file does not say which of its layers have linear attention")
-    found = {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
-        "linear_value_head_dim": width // heads,
-    }
-    if "intermediate_size" in said:
-        found["intermediate_size"] = keys.get("feed_forward_length", width)
-    return found
-
-
-def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The last layers may be for predicting further tokens, which are not run."""
-    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
-
-
-def _read_head_width(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """A setting that the configuration need not have."""
-    return {"head_dim": keys["attention.key_length"]} if "attention.key_length" in keys else {}
-
-
-def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The frequencies of a picture's time, height and width, where positions have three numbers."""
-    sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
-    if not sections:
-        return {}
-    rope = {name: said[name] for name in ("rope_theta", "partial_rotary_factor") if name in said}
-    return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
-
-
-def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The factors of long contexts, which are tensors in the file."""
-    from scheduler.weights.gguf_source import values
-
-    long, short = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
-    if long is None or short is None:
-        return {}
-    before = keys.get("rope.scaling.original_context_length", said["max_position_embeddings"])
-    factors = {"long_factor": values(long).tolist(), "short_factor": values(short).tolist()}
-    scaling = {"rope_type": "longrope", "original_max_position_embeddings": before, **factors}
-    if "rope.scaling.attn_factor" in keys:
-        scaling["attention_factor"] = keys["rope.scaling.attn_factor"]
-    return {"rope_scaling": scaling, "original_max_position_embeddings": before}
-
-
-def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
-
-
-def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The newer layout with two norms, or the older with one."""
-    newer = "blk.0.attn_norm_2.weight" in file.tensors
-    heads = _number(keys.get("attention.head_count_kv"))
-    return {"new_decoder_architecture": newer, "multi_query": heads == 1, "num_kv_heads": heads, "alibi": False}
-
-
-_SPECIAL: dict[str, tuple[Any, ...]] = {
-    "falcon": (_read_groups,),
-    "gemma2": (_read_head_scale,),
-    "gemma3": (_read_head_scale,),
-    "glm4moe": (_read_further_layers, _read_head_width),
-    "lfm2": (_layers_with_attention,),
-    "phi3": (_long_factors,),
-    "qwen35": (_read_linear_attention, _read_sections),
-    "qwen35moe": (_read_linear_attention, _read_sections),
-    "qwen3moe": (_read_normed_choices,),
-    "qwen3next": (_read_linear_attention,),
-    "stablelm": (_sequential,),
-}

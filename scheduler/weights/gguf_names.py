@@ -34,6 +34,12 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.q_proj", ("attn_q",)),
     ("self_attn.k_proj", ("attn_k",)),
     ("self_attn.v_proj", ("attn_v",)),
+    ("self_attn.q_a_proj", ("attn_q_a",)),
+    ("self_attn.q_a_layernorm", ("attn_q_a_norm",)),
+    ("self_attn.q_b_proj", ("attn_q_b",)),
+    ("self_attn.kv_a_proj_with_mqa", ("attn_kv_a_mqa",)),
+    ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
+    ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
     ("self_attn.o_proj", ("attn_output",)),
     ("self_attn.out_proj", ("attn_output",)),
     ("self_attn.dense", ("attn_output",)),

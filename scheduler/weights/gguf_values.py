@@ -84,6 +84,8 @@ class Values:
             return _experts(owner, parts, like)
         if isinstance(owner, Conv1D) and len(parts[0].shape) == 2:
             return all_values(parts[0], like.dtype).t().contiguous()
+        if ".kv_b_proj." in name and len(parts) > 1:
+            return _of_latents(*(all_values(part, like.dtype) for part in parts))
         rows = self._order.rows(name, parts)
         if rows is None and len(parts) > 1:
             return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
@@ -142,6 +144,15 @@ def _order_rows(parts: list[GgufTensor], rows: torch.Tensor, dtype: torch.dtype)
     for start in range(0, source.out, _ROWS):
         whole[start : start + _ROWS] = source.dequantise(start, min(start + _ROWS, source.out))
     return whole
+
+
+def _of_latents(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """What makes keys and values of latents, ``[heads * (key + value), latent]``, from ``[heads, latent, key]`` and
+    ``[heads, value, latent]``.
+    """
+    if keys.dim() != 3 or values.dim() != 3 or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2]):
+        raise GgufError("the keys and values of a layer are not of one number of heads, or of one width of latents")
+    return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 
 def _experts(owner: nn.Module, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +229,56 @@ def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> Non
     want, got = config_of("glm4moe").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
     assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
     assert got == want
+
+
+def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> None:
+    for label in ("deepseek2", "deepseek2 softmax"):
+        path, _ = written(tmp_path / "x.gguf", label, F32)
+        config = read_gguf_config(GgufFile(path), path)
+        want, got = config_of(label).to_dict(), config.to_dict()
+        assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
+        assert got == want
+    path, _ = written(tmp_path / "x.gguf", "deepseek2", F32)
+    metadata = metadata_of("deepseek2")
+    tensors = {"token_embd.weight": store(torch.ones(288, 64)), "blk.1.exp_probs_b.bias": store(torch.ones(8))}
+
+    def config_without(*keys: str, **more: object) -> Any:
+        said = {key: value for key, value in metadata.items() if key.removeprefix("deepseek2.") not in keys}
+        said |= {f"deepseek2.{key}": value for key, value in more.items()}
+        other = write_file(tmp_path / "y.gguf", said, tensors)
+        return read_gguf_config(GgufFile(other), other)
+
+    assert config_without("expert_gating_func").model_type == "deepseek_v3"
+    assert config_without("expert_gating_func", "expert_count", "expert_group_count").model_type == "deepseek_v3"
+    with pytest.raises(GgufError, match="in how many groups its experts are"):
+        config_without("expert_group_count")
+    with pytest.raises(GgufError, match="how wide the parts of its keys and values are"):
+        config_without("attention.kv_lora_rank")
+    with pytest.raises(GgufError, match="normalised"):
+        config_without(expert_gating_func=1)
+    assert config_without("expert_weights_norm", expert_gating_func=1, expert_group_count=1).topk_method == "greedy"
+
+
+@quiet
+def test_keys_and_values_of_latents_in_one_tensor_and_of_another_shape(tmp_path: Path) -> None:
+    """Older files have them so, and the widths of heads as those of other models."""
+    path, want = written(tmp_path / "x.gguf", "deepseek2", Q8_0)
+    weights = [layer.self_attn.kv_b_proj.weight for layer in want.model.layers]
+    parts = {f"blk.{n}.attn_{name}_b.weight": None for n in range(3) for name in "kv"}
+    whole = {f"blk.{n}.attn_kv_b.weight": store(weight) for n, weight in enumerate(weights)}
+    metadata = {key: value for key, value in metadata_of("deepseek2").items() if "_mla" not in key}
+    file = GgufFile(path)
+    tensors = {
+        each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
+        for each in file.tensors.values()
+        if each.name not in parts
+    }
+    said = {**metadata, "deepseek2.attention.key_length": 48, "deepseek2.attention.value_length": 32}
+    got = read(write_file(tmp_path / "y.gguf", said, {**tensors, **whole}))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+    for shape in ((4, 32, 32), (3, 32, 64)):
+        with pytest.raises(GgufError, match="one number of heads, or of one width of latents"):
+            read(rewritten(path, "deepseek2", {"blk.1.attn_v_b.weight": store(torch.ones(shape))}))
 
 
 def test_the_models_own_configuration_wins(tmp_path: Path) -> None:

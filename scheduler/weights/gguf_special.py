@@ -1,0 +1,169 @@
+"""Settings of single architectures, which the metadata of a GGUF file says in other words, or does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+
+Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
+_SIGMOID = 2  # GGUF's number of a function of experts' scores
+
+
+def largest(value: Any) -> Any:
+    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
+    return max(value) if isinstance(value, list) and value else value
+
+
+def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
+    """Whether scores of experts are sigmoids: as the file says, and if it does not, where they are corrected."""
+    said = keys.get("expert_gating_func")
+    if said is not None:
+        return bool(said == _SIGMOID)
+    return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+
+
+def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
+    largest = {46: 4608, 62: 5376}
+    if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
+        return {"query_pre_attn_scalar": said["hidden_size"] // said["num_attention_heads"]}
+    return {"query_pre_attn_scalar": said["head_dim"]}
+
+
+def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
+    return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
+
+
+def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers without heads for keys are convolutions."""
+    heads = keys.get("attention.head_count_kv")
+    if not isinstance(heads, list):
+        raise GgufError("the file does not say which of its layers have attention")
+    kinds = ["full_attention" if each else "conv" for each in heads]
+    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
+
+
+def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
+    which are not run.
+    """
+    width, heads = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
+    if not width or not heads:
+        raise GgufError("the file does not say how many heads its linear attention has")
+    layers = said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)
+    every = keys.get("full_attention_interval") or 4
+    linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
+    if not isinstance(linear, list) or len(linear) < layers:
+        raise GgufError("the file does not say which of its layers have linear attention")
+    found = {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
+        "linear_value_head_dim": width // heads,
+    }
+    if "intermediate_size" in said:
+        found["intermediate_size"] = keys.get("feed_forward_length", width)
+    return found
+
+
+def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The last layers may be for predicting further tokens, which are not run."""
+    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
+
+
+def _read_head_width(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """A setting that the configuration need not have."""
+    return {"head_dim": keys["attention.key_length"]} if "attention.key_length" in keys else {}
+
+
+def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The frequencies of a picture's time, height and width, where positions have three numbers."""
+    sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
+    if not sections:
+        return {}
+    rope = {name: said[name] for name in ("rope_theta", "partial_rotary_factor") if name in said}
+    return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
+
+
+def _read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The widths of heads whose keys and values are made of latents. Older files say them as those of other heads."""
+    key = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
+    value = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
+    turned = keys.get("rope.dimension_count")
+    if not key or not value or not turned or "attention.kv_lora_rank" not in keys:
+        raise GgufError("the file does not say how wide the parts of its keys and values are")
+    found = {
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": value,
+        "head_dim": turned,
+        "num_key_value_heads": said["num_attention_heads"],
+    }
+    if "rope_scaling" in said and "rope.scaling.yarn_log_multiplier" in keys:
+        scale = round(keys["rope.scaling.yarn_log_multiplier"] * 10, 6)  # of a file's float32
+        found["rope_scaling"] = {**said["rope_scaling"], "mscale": scale, "mscale_all_dim": scale}
+    return found
+
+
+def _read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How experts are chosen. Older files do not say that it is by groups."""
+    if not keys.get("expert_count"):
+        return {}
+    if "expert_group_count" not in keys:
+        raise GgufError(
+            "the file does not say in how many groups its experts are: put the model's config.json beside it"
+        )
+    normed = bool(keys.get("expert_weights_norm", False))
+    if chooses_by_sigmoid(file, keys):
+        return {"norm_topk_prob": normed}
+    if normed:
+        raise GgufError("the weights of experts with softmax scores are normalised, which transformers' model does not")
+    grouped = keys["expert_group_count"] > 1
+    return {"topk_method": "group_limited_greedy" if grouped else "greedy", "norm_topk_prob": False}
+
+
+def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The factors of long contexts, which are tensors in the file."""
+    from scheduler.weights.gguf_source import values
+
+    long, short = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if long is None or short is None:
+        return {}
+    before = keys.get("rope.scaling.original_context_length", said["max_position_embeddings"])
+    factors = {"long_factor": values(long).tolist(), "short_factor": values(short).tolist()}
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": before, **factors}
+    if "rope.scaling.attn_factor" in keys:
+        scaling["attention_factor"] = keys["rope.scaling.attn_factor"]
+    return {"rope_scaling": scaling, "original_max_position_embeddings": before}
+
+
+def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
+
+
+def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The newer layout with two norms, or the older with one."""
+    newer = "blk.0.attn_norm_2.weight" in file.tensors
+    heads = largest(keys.get("attention.head_count_kv"))
+    return {"new_decoder_architecture": newer, "multi_query": heads == 1, "num_kv_heads": heads, "alibi": False}
+
+
+# By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
+SPECIAL: dict[str, tuple[Special, ...]] = {
+    "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
+    "falcon": (_read_groups,),
+    "gemma2": (_read_head_scale,),
+    "gemma3": (_read_head_scale,),
+    "glm4moe": (_read_further_layers, _read_head_width),
+    "lfm2": (_layers_with_attention,),
+    "phi3": (_long_factors,),
+    "qwen35": (_read_linear_attention, _read_sections),
+    "qwen35moe": (_read_linear_attention, _read_sections),
+    "qwen3moe": (_read_normed_choices,),
+    "qwen3next": (_read_linear_attention,),
+    "stablelm": (_sequential,),
+}
