@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from device_weights import KINDS, packed_source
 from engine_kit import byte_grammars
+from gguf_kit import Q4_0
+from gguf_models import written
 from gpu_kit import CountingBackend
 from tiny_models import greedy, make_model, make_tokenizer
+from transformers import AutoModelForCausalLM
 
 from cache.attention.backend import Backend, Signature
 from cache.attention.cpu import cpu_backend
@@ -28,16 +33,27 @@ from cache.pages.pool import Page, PagePool
 from cache.store import SessionStore
 from cache.tiers import transfer
 from scheduler.accel.gpu.compiled import CompileOptions
+from scheduler.accel.gpu.device_form import MOST
+from scheduler.accel.gpu.device_weight import DeviceWeight, device_weight_of
+from scheduler.accel.gpu.packed_product import (
+    multiply,
+    multiply_routed,
+    product_kernels,
+    try_kernels,
+    waitless_products,
+)
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
 from scheduler.core.turn_limits import Limits
+from scheduler.model import gguf
 from scheduler.model.cuda_capture import CudaCapture
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
+from scheduler.weights.quantised_weight import QuantisedWeight
 
 pytestmark = [
     pytest.mark.cuda,
@@ -148,9 +164,18 @@ def test_what_is_sent_is_there_when_it_is_read() -> None:
 class Served:
     """An engine on the GPU, with graphs or without, with compiled layers or without."""
 
-    def __init__(self, name: str, dtype: torch.dtype, graphs: bool, backend: CountingBackend | None = None) -> None:
-        self.model = make_model(name).to(CUDA, dtype)
-        self.plain = make_model(name).to(CUDA, dtype)
+    def __init__(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        graphs: bool,
+        backend: CountingBackend | None = None,
+        of: Any = None,
+        plain: Any = None,
+    ) -> None:
+        """``of``: another model, which should say what ``plain`` says."""
+        self.model = make_model(name).to(CUDA, dtype) if of is None else of
+        self.plain = make_model(name).to(CUDA, dtype) if plain is None else plain
         compiling = CompileOptions(backend, most=1e9) if backend is not None else None
         verdict = probe(self.model, read_layers(self.model.config.get_text_config()), PAGE, compiling=compiling)
         self.mode = verdict.mode
@@ -265,3 +290,59 @@ def test_compiled_layers_are_no_slower() -> None:
     model = make_model("llama").to(CUDA, torch.bfloat16)
     verdict = probe(model, read_layers(model.config), PAGE, compiling=CompileOptions())
     assert verdict.mode.compiled is not None, verdict.report
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_with_packed_weights_are_those_of_their_values(kind: str, dtype: torch.dtype) -> None:
+    """By the kernel, and of many rows by torch; both decode what the checkpoint says."""
+    source = packed_source(kind, 264, 1024)
+    weight = DeviceWeight(QuantisedWeight(source, dtype), CUDA)
+    kernels = product_kernels(CUDA)
+    assert kernels is not None
+    try_kernels(weight.parts, weight.form, dtype, {torch.float32: 2e-4}.get(dtype, 2e-2))
+    assert kernels.fits(weight.form, dtype)  # the kernels are right
+    values = source.dequantise(0, 264)
+    assert torch.equal(weight.dequantise(0, 264).cpu(), values)
+    assert sum(part.untyped_storage().nbytes() for part in weight.parts) <= MOST * source.nbytes + 512
+    x = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0)).to(CUDA, dtype)
+    want = x.double().cpu() @ values.double().t()
+    for count in (1, 16, 64, 65, 300):
+        got = multiply(x[:count], weight.parts, weight.form).double().cpu()
+        assert (got - want[:count]).norm() <= {torch.float32: 1e-5}.get(dtype, 1e-2) * want[:count].norm()
+    one, more = (multiply(x[:count], weight.parts, weight.form)[0] for count in (1, 40))
+    assert torch.equal(one, more)  # a row does not depend on those beside it
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 400])
+def test_packed_experts_are_multiplied_without_waiting(tokens: int) -> None:
+    source = packed_source("Q4_K", 8 * 128, 512)
+    weight = DeviceWeight(QuantisedWeight(source, torch.bfloat16, 8), CUDA)
+    x = torch.randn(tokens, 512, generator=torch.Generator().manual_seed(0)).to(CUDA, torch.bfloat16)
+    chosen = torch.randint(0, 8, (tokens * 2,), generator=torch.Generator().manual_seed(1)).to(CUDA)
+    want = multiply_routed(x, chosen, weight.parts, weight.form)
+    with waitless_products(), CudaCapture().watched():
+        got = multiply_routed(x, chosen, weight.parts, weight.form)
+    values = source.dequantise(0, source.out).view(8, 128, 512).double()[chosen.cpu()]
+    exact = torch.einsum("ni,noi->no", x.double().cpu().repeat_interleave(2, 0), values)
+    for found in (got, want):
+        assert (found.double().cpu() - exact).norm() <= 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("label", ["llama", "qwen2", "gpt-oss"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_gguf_file_is_served_packed_on_a_gpu(label: str, graphs: bool, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0)
+    before = torch.cuda.memory_allocated()
+    settings = gguf.read_config(path)
+    model, _ = gguf.read_model(path, settings, AutoModelForCausalLM, None, {}, CUDA)
+    weights = [weight for p in model.parameters() if (weight := device_weight_of(p)) is not None]
+    assert len(weights) > 8
+    assert torch.cuda.memory_allocated() - before <= MOST * path.stat().st_size + 512 * 200  # rounded up each
+    served = Served("llama", torch.float32, graphs, of=model, plain=want.to(CUDA))
+    prompts = [[7, 8, 9], [1] * 30, [n % 250 for n in range(70)]]
+    said = served.ask(prompts, 20, Sampling(temperature=0.0))
+    assert said == [greedy(served.plain, prompt, 20) for prompt in prompts]
+    if graphs:
+        assert served.graphs is not None
+        assert len(served.graphs) > 0, served.graphs.refused

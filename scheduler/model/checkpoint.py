@@ -19,9 +19,10 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
 from cache.error_line import first_line
+from scheduler.accel.gpu.quantised_modules import move_packed
 from scheduler.engine_config import EngineConfig
 from scheduler.model import gguf, load_errors
-from scheduler.model.packed_checkpoint import PackedCheckpoint
+from scheduler.model.packed_checkpoint import PackedCheckpoint, library_keeps_packed
 from scheduler.model.weights import AllOperators, digest
 from scheduler.parallel import division
 from scheduler.weights.gguf_path import find_file
@@ -70,11 +71,12 @@ def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tup
     where, options = _source(config.model)
     options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     options |= _attention(settings)
-    packed = PackedCheckpoint.of(settings) if device.type == "cpu" and config.tensor_parallel == 1 else None
+    ours = config.tensor_parallel == 1 and (device.type == "cpu" or not library_keeps_packed(settings))
+    packed = PackedCheckpoint.of(settings) if ours else None
     if packed is not None:
         with suppress(NotOurs), packed:  # else the library that made it may know what to do
-            model = _load_pretrained(where, settings, options)
-            return packed.finish(model).eval(), packed.digest
+            model = packed.finish(_load_pretrained(where, settings, options))
+            return (model if device.type == "cpu" else move_packed(model, device)).eval(), packed.digest
     options |= _quantised_options(settings, device)
     if config.tensor_parallel > 1:
         options |= division.options(config.tensor_parallel)

@@ -5,7 +5,6 @@ A few architectures that only transformers' reader knows are left to that.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from transformers import GenerationConfig
 from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 
+from scheduler.accel.gpu.quantised_modules import move_packed
 from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import read_metadata
 from scheduler.weights.gguf_model import build_model, file_digest
-
-log = logging.getLogger("warmturn.engine")
 
 
 def reads(path: Path) -> bool:
@@ -38,21 +36,14 @@ def read_config(path: Path) -> Any:
 def read_model(
     path: Path, settings: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, str]:
-    """The model in a file, of the auto class ``kind``, and its digest; on a CPU its weights stay packed. Raises
+    """The model in a file, of the auto class ``kind``, and its digest; its weights stay packed. Raises
     ``OSError`` or ``GgufError``.
     """
     file = GgufFile(path)
-    packed = device.type == "cpu"
-    model = build_model(file, settings, kind, dtype, options, packed)
-    if not packed:
-        model = model.to(device)
-        size = sum(parameter.nbytes for parameter in model.parameters())
-        if size > file.nbytes:
-            log.warning(
-                "the weights are unpacked, %.1f GB for a file of %.1f: they stay packed on CPUs only",
-                size / 1e9,
-                file.nbytes / 1e9,
-            )
+    model = build_model(file, settings, kind, dtype, options, packed=True)
+    if device.type != "cpu":
+        model = move_packed(model, device)
+        file.drop_pages()
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
     return model.eval(), file_digest(file, settings)

@@ -1,4 +1,4 @@
-"""Checkpoints of packed weights on a CPU, without the libraries that made them.
+"""Checkpoints of packed weights, without the libraries that made them.
 
 transformers loads the plain tensors; the packed ones stay in the mapped files. Where they belong is found by the
 renamings and conversions that transformers has for the model: a conversion is run on numbers of rows in the place of
@@ -11,6 +11,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,6 +31,17 @@ from scheduler.weights.safetensors_file import SafetensorsFiles
 from scheduler.weights.stand_in import WeightStandIn
 
 _METHOD = "packed weights"  # under which transformers finds what is registered here
+# Libraries with kernels of their own for GPUs, which keep weights packed there, by the method that a checkpoint states.
+_KERNELS = {"gptq": "gptqmodel", "awq": "gptqmodel", "torchao": "torchao", "bitsandbytes": "bitsandbytes"}
+
+
+def library_keeps_packed(settings: Any) -> bool:
+    """Whether the library of a checkpoint's format is installed, and keeps weights packed on a GPU. Those of the other
+    formats unpack them, before the first step or in it.
+    """
+    said = next((part.quantization_config for part in _parts(settings)), None)
+    library = _KERNELS.get(str(said.get("quant_method", "")).lower()) if isinstance(said, Mapping) else None
+    return library is not None and find_spec(library) is not None
 
 
 class PackedCheckpoint:

@@ -10,6 +10,7 @@ import xxhash
 from torch.overrides import TorchFunctionMode
 
 from scheduler import cores, meta_kernels
+from scheduler.accel.gpu.device_weight import device_weight_of
 from scheduler.parallel import division
 from scheduler.weights.quantised_weight import quantised_weight_of
 
@@ -46,7 +47,8 @@ def stored_bytes(model: Any) -> int:
     """
     sizes: dict[Any, int] = {}
     for weight in model.state_dict().values():
-        if (packed := quantised_weight_of(weight)) is not None:
+        packed = quantised_weight_of(weight) or device_weight_of(weight)
+        if packed is not None:
             sizes[id(packed)] = packed.nbytes
             continue
         divided = cores.is_divided(weight)

@@ -34,8 +34,13 @@ class CodeLayout:
     fields: tuple[Field, ...]
     flipped: int = 0
 
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return max(field.up + field.width for field in self.fields)
+
     def unpack(self, data: torch.Tensor) -> torch.Tensor:
-        """The codes of rows, uint8 ``[rows, inside]``, of uint8 ``[rows, bytes]``."""
+        """The codes of rows, uint8 ``[rows, inside]``, of uint8 ``[rows, bytes]``, on their device."""
         if self is ONE_TO_A_BYTE:
             return data
         blocks = data.view(len(data), -1, self.nbytes)
@@ -52,9 +57,9 @@ def _unpack(blocks: torch.Tensor, field: Field) -> torch.Tensor:
     if field.width == 8:
         return parts
     if field.across:
-        bits = parts[..., None] >> _SHIFTS[field.width]
+        bits = parts[..., None] >> _SHIFTS[field.width].to(parts.device)
     else:
-        bits = parts.view(*parts.shape[:2], field.times, 1, -1) >> _SHIFTS[field.width][:, None]
+        bits = parts.view(*parts.shape[:2], field.times, 1, -1) >> _SHIFTS[field.width].to(parts.device)[:, None]
     bits &= (1 << field.width) - 1
     return (bits << field.up if field.up else bits).flatten(2)
 

@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+_CPU = torch.device("cpu")
+
 
 class PackedWeight(Protocol):
     """What has a packed weight."""
@@ -35,13 +37,11 @@ class WeightStandIn(torch.Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, of: PackedWeight, like: torch.Tensor) -> WeightStandIn:
-        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=torch.device("cpu")
-        )
+    def __new__(cls, of: PackedWeight, like: torch.Tensor, device: torch.device = _CPU) -> WeightStandIn:
+        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=device)
         return shadow
 
-    def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
+    def __init__(self, of: PackedWeight, like: torch.Tensor, device: torch.device = _CPU) -> None:
         self.of = of
         self._rows = of if isinstance(of, HasRows) else None
         self._is_param = True  # for isinstance(weight, torch.nn.Parameter)

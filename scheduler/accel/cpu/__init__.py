@@ -2,7 +2,7 @@
 
 Owns: the recorder, basic blocks of instructions, packed weights and experts, layers and chains of layers in one call.
 Other packages use ``linear.pack`` and ``Packing``, ``experts.pack_experts``, ``fusion.Fusion`` and
-``program_kernel.kernel``, nothing else.
+``program_kernel.kernel``; ``scheduler.accel.gpu`` also what finds linear modules and experts.
 
 May import: ``cache.attention``, ``cache.pages``.
 

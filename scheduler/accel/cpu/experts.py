@@ -38,7 +38,7 @@ _CHOICES = 4  # of a made-up token
 _CHECKED = 3  # experts of each module
 _SLACK = 4.0  # roundings: two products and what is between them
 _SLACK_PACKED = 40.0  # of weights of few bits, whose inputs are rounded to 16 bits
-_LARGE = 8.0
+LARGE = 8.0  # by which the last of some made-up tokens is larger
 
 
 class PackedExperts:
@@ -229,7 +229,12 @@ def _own_forward(own: str, module: Any, *given: torch.Tensor) -> torch.Tensor:
 
 
 def is_experts(module: Any) -> bool:
-    """Whether a module is one of experts as the registry serves them, with plain weights on a CPU."""
+    """Whether a module is one of experts as the registry serves them, with its weights on a CPU."""
+    return serves(module) and all(one.device.type == "cpu" for one in module._parameters.values())
+
+
+def serves(module: Any) -> bool:
+    """Whether the registry serves a module, of experts, whose weights are plain, or packed as a checkpoint has them."""
     if not all(hasattr(module, name) for name in _FLAGS) or module._is_expert_parallel:
         return False
     names = ["gate_up_proj" if module.has_gate else "up_proj", "down_proj"]
@@ -239,7 +244,6 @@ def is_experts(module: Any) -> bool:
         module._parameters.keys() == set(names)
         and all(_is_plain(one) or quantised_weight_of(one) is not None for one in weights)
         and len({quantised_weight_of(one) is None for one in weights}) == 1
-        and all(one.device.type == "cpu" for one in module._parameters.values())
         and len({one.dtype for one in weights if one is not None}) == 1
         and hasattr(type(module).forward, "__wrapped__")
         and "forward" not in vars(module)
@@ -293,15 +297,15 @@ def _is_right(packed: PackedExperts) -> bool:
     which are all that is unpacked.
     """
     hidden, places, weights = _make_inputs(packed, _CHECKED, 6)
-    hidden[-1] *= _LARGE  # where a gate clamps
+    hidden[-1] *= LARGE  # where a gate clamps
     count = packed.up.count
     chosen = torch.linspace(0, count - 1, min(_CHECKED, count)).long()
-    want = type(packed.module).forward.__wrapped__(_some_experts(packed.module, chosen), hidden, places, weights)
+    want = type(packed.module).forward.__wrapped__(some_experts(packed.module, chosen), hidden, places, weights)
     packs = quantised_weight_of(packed.module.down_proj) is not None
     return equal(packed.forward(hidden, chosen[places], weights), want, _SLACK_PACKED if packs else _SLACK)
 
 
-def _some_experts(module: Any, chosen: torch.Tensor) -> Any:
+def some_experts(module: Any, chosen: torch.Tensor) -> Any:
     """A module like this one with only the experts ``chosen``, and plain weights."""
     few = copy.copy(module)
     few._parameters = {}

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
+from scheduler.accel.gpu.packed_product import waitless_products
+
 NAME = "warmturn_waitless"
 _GROUPED = "grouped_mm"
 _NATIVE = ((9, 0), (10, 0))  # compute capabilities with grouped products of bfloat16
@@ -36,13 +38,14 @@ def waitless_experts(model: Any) -> Iterator[None]:
     for config in changed:
         config._experts_implementation = NAME
     try:
-        yield
+        with waitless_products():
+            yield
     finally:
         for config in changed:
             config._experts_implementation = _GROUPED
 
 
-def _experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def waitless_forward(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The experts' forward, as transformers calls it: ``hidden [T, D]``, ``chosen`` and ``weights`` ``[T, k]``."""
     if chosen.numel() <= experts.num_experts:
         found: torch.Tensor = batched_mm_experts_forward(experts, hidden, chosen, weights)
@@ -67,4 +70,4 @@ def _product(experts: Any, rows: torch.Tensor, name: str) -> torch.Tensor:
     return found + getattr(experts, f"{name}_bias")[:, None] if experts.has_bias else found
 
 
-ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
+ALL_EXPERTS_FUNCTIONS.register(NAME, waitless_forward)

@@ -70,7 +70,8 @@ def lay_together(roots: Iterable[torch.nn.Module], groups: dict[type[torch.nn.Mo
 
 def adjacent_parameters(module: torch.nn.Module) -> frozenset[Names]:
     """The pairs of names of parameters of which the second lies behind the first."""
-    named = [(name, one, one.untyped_storage().data_ptr()) for name, one in module.named_parameters() if one.nbytes]
+    plain = [(name, one) for name, one in module.named_parameters() if type(one) is torch.nn.Parameter and one.nbytes]
+    named = [(name, one, one.untyped_storage().data_ptr()) for name, one in plain]
     ends = {(storage, one.data_ptr() + one.nbytes): name for name, one, storage in named}
     return frozenset((ends[at], name) for name, one, storage in named if (at := (storage, one.data_ptr())) in ends)
 

@@ -95,6 +95,33 @@ def test_the_kernels_that_store_keys_and_values_store_what_torch_stores() -> Non
     assert not any(case["different"] for case in found)
 
 
+@pytest.mark.parametrize("chip", [80, 90, *(pytest.param(chip, marks=pytest.mark.slow) for chip in (89, 100))])
+def test_the_kernels_of_packed_weights_compile_within_what_a_gpu_has(
+    chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = told("triton_packed_offline.py", str(chip), "few")
+    check(chip, found)
+    assert {kernel["variant"][0] for kernel in found} == {"multiply", "add_parts", "decode"}
+    assert {kernel["variant"][3] for kernel in found} == {0, 4}  # of experts too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", [80, 89, 90, 100])
+def test_they_compile_for_all_formats(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    check(chip, told("triton_packed_offline.py", str(chip), "all"), spilling="float32")
+
+
+def test_the_kernels_of_packed_weights_multiply_with_what_the_checkpoint_says() -> None:
+    found = told("triton_packed.py")
+    assert len(found) == 31
+    for case in found:
+        assert case["decoded"] == 0.0, case
+        assert case["product"] <= {"float32": 1e-6, "float16": 2e-3}[case["dtype"]], case
+        assert case["alone"], case  # no row depends on those beside it
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
 def test_a_decode_step_launches_few_kernels_in_a_dense_layer(

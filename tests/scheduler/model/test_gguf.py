@@ -12,6 +12,8 @@ from loaded_kit import check_generated, load_quietly, reason
 from tiny_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scheduler.accel.gpu.device_weight import device_weight_of
+from scheduler.accel.gpu.quantised_modules import move_packed
 from scheduler.model import gguf
 from scheduler.model.loader import fingerprint
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
@@ -45,13 +47,14 @@ def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: in
     check_generated(loaded, PROMPTS, 12, want)
 
 
-def test_on_another_device_than_a_cpu_weights_are_unpacked_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, _ = written(tmp_path / "x.gguf", "llama", Q4_0)
-    model, _ = gguf.read_model(path, gguf.read_config(path), AutoModelForCausalLM, None, {}, torch.device("meta"))
-    assert all(type(weight) is torch.nn.Parameter for weight in model.parameters())
-    assert "the weights are unpacked" in caplog.text
+def test_on_another_device_than_a_cpu_weights_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", Q4_0)
+    monkeypatch.setattr(gguf, "move_packed", lambda model, device: move_packed(model, torch.device("cpu")))
+    model, _ = gguf.read_model(path, gguf.read_config(path), AutoModelForCausalLM, None, {}, torch.device("cuda"))
+    assert sum(device_weight_of(weight) is not None for weight in model.parameters()) == 16
+    ids = torch.tensor(PROMPTS[:1])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, want(ids).logits)
 
 
 def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from wide import widely
 
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.engine_config import EngineConfig
-from scheduler.model import checkpoint
+from scheduler.model import checkpoint, packed_checkpoint
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.weights.packed_formats import format_of
 from scheduler.weights.quantised_weight import quantised_weight_of
@@ -142,6 +142,34 @@ def test_they_are_as_large_as_their_files_and_say_who_they_are(tmp_path: Path) -
 )
 def test_other_formats_are_left_to_their_libraries(said: Any) -> None:
     assert format_of(said) is None
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("name", ["GPTQ", "AWQ", "compressed-tensors"])
+def test_on_a_gpu_a_library_that_keeps_weights_packed_goes_first(
+    name: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want, ours = write(tmp_path, name), list[torch.device]()
+
+    def moved(model: Any, device: torch.device) -> Any:
+        ours.append(device)
+        return model
+
+    def quantised_options(settings: Any, device: torch.device) -> dict[str, Any]:
+        raise ValueError("the library was asked")
+
+    monkeypatch.setattr(packed_checkpoint, "find_spec", lambda library: object() if installed else None)
+    monkeypatch.setattr(checkpoint, "move_packed", moved)
+    monkeypatch.setattr(checkpoint, "_quantised_options", quantised_options)
+    config, device = EngineConfig("", str(tmp_path), dtype="float32"), torch.device("cuda")
+    settings = checkpoint.read_config(config)
+    if installed and name != "compressed-tensors":  # which unpacks them in the first step
+        with pytest.raises(ValueError, match="the library was asked"):
+            checkpoint.read_model(config, settings, device)
+        return
+    model, _ = checkpoint.read_model(config, settings, device)
+    assert ours == [device]
+    assert model.num_parameters() == want.num_parameters()
 
 
 @pytest.mark.parametrize(
