@@ -102,9 +102,9 @@ class DeltaRuleWatch(ConvolutionWatch):
                 break
         else:
             raise Unrecordable("a delta rule of something else than a convolution")
-        exact |= {"g": given["g"].float(), "beta": given["beta"].float(), "initial_state": before}
+        others = {"g": given["g"].float(), "beta": given["beta"].float(), "initial_state": before}
         request = DeltaRuleRequest(self._layer, weight[:, 0], bias, [inputs, given["g"], given["beta"]], out, rule=rule)
-        bound.arguments |= exact
+        bound.arguments |= exact | others
         want = function(*bound.args, **bound.kwargs)
         for normalised in (True, False):
             request.rule = replace(rule, activated=activated, normalised=normalised)
@@ -123,7 +123,7 @@ class DeltaRuleWatch(ConvolutionWatch):
         out = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
         out = out[..., -tokens:].transpose(1, 2)
         key = rule.keys * rule.depth
-        parts = (F.silu(out) if activated else out).split([key, key, rule.heads * rule.width], -1)
+        parts = torch.split(F.silu(out) if activated else out, [key, key, rule.heads * rule.width], -1)
         shapes = ((rule.keys, rule.depth), (rule.keys, rule.depth), (rule.heads, rule.width))
         named = zip(("query", "key", "value"), parts, shapes, strict=True)
         return {name: one.reshape(1, tokens, *shape) for name, one, shape in named}

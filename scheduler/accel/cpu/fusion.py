@@ -22,7 +22,8 @@ from scheduler.accel.cpu.fused_module import FusedModule
 from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
-from scheduler.accel.cpu.recording import Linear, ModuleRecording, moved_only_if_recorded, record
+from scheduler.accel.cpu.recording import Linear, ModuleRecording, record
+from scheduler.accel.cpu.state_recording import moved_only_if_recorded
 
 log = logging.getLogger("warmturn.engine")
 

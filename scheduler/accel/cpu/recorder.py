@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ids, Opcode, Slot, Slots
+from scheduler.accel.cpu.function_kinds import CHOOSING, KEEPS, MOVES, REDUCES, RESHAPES, SCATTERS, SEVERAL, ZEROS
+from scheduler.accel.cpu.token_axes import Rows, dims_apart, joined_axis, numbers_of, without
 
 # A program keeps float32 where the module goes through one of these.
 _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
@@ -28,32 +30,6 @@ _CHOSEN = frozenset({torch.int64, torch.bool})  # places of elements, and masks 
 
 class Unrecordable(Exception):
     """The module does something that a program cannot express; the message names it."""
-
-
-def _names_of(names: str) -> frozenset[Any]:
-    return frozenset(getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name))
-
-
-# Functions that only move data.
-KEEPS = _names_of("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
-RESHAPES = _names_of("view _unsafe_view _reshape_alias reshape")
-_CHOOSING = _names_of("topk _to_copy bitwise_not logical_not")  # what makes places and masks
-_SEVERAL = _names_of("topk")  # has more than one result that matters
-_SCATTERS = _names_of("scatter_")
-_REDUCES = _names_of("sum mean amax _softmax")  # their second argument names axes
-_ZEROS = _names_of("zeros zeros_like new_zeros")
-_REARRANGES = """
-    transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
-    narrow unfold cat stack
-"""
-MOVES = KEEPS | RESHAPES | _names_of(_REARRANGES)
-
-
-class Rows(NamedTuple):
-    """For every element of a tensor its number (see ``basic_block``) and its token; both have the tensor's shape."""
-
-    elements: torch.Tensor
-    tokens: torch.Tensor
 
 
 class IdleWatch(Protocol):
@@ -100,7 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         for number, tensor in enumerate(inputs):
             axis = self.token_axis(tensor)
             self.axes.append(axis)
-            external = External("input", number, _without(tensor.shape, axis), axis, tensor.dtype)
+            external = External("input", number, without(tensor.shape, axis), axis, tensor.dtype)
             self.define(tensor, self.block.read(external, tensor.numel() // tokens), axis)
             self._sharing[_memory(tensor)].add(0)  # the caller also has it
 
@@ -177,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.computed += 1
         self.blocks.append(BasicBlock(self.slots, self.block))
         axis = self.token_axis(out)
-        external = External("attention", 0, _without(out.shape, axis), axis, out.dtype)
+        external = External("attention", 0, without(out.shape, axis), axis, out.dtype)
         self.define(out, self.block.read(external, out.numel() // self.tokens), axis)
 
     def result(self, tensor: torch.Tensor) -> int:
@@ -188,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             raise Unrecordable("a result of places or of a mask")
         axis, ids = self._row(tensor, tensor.shape)
         number = sum(op.code is Opcode.STORE for op in self.block.operations)
-        external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
+        external = External("output", number, without(tensor.shape, axis), axis, tensor.dtype)
         self.block.write(external, self.block.whole(ids), len(ids))
         return axis
 
@@ -223,7 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             self._idle.difference_update(map(id, idle))
         if func._schema.is_mutable:
             name = self._elsewhere(name, args[0])
-        if name in _ZEROS:
+        if name in ZEROS:
             self._zeros.update(_memory(out) for out in outs)
         elif not any(id(tensor) in self._rows for tensor in tensors):
             if others and not all(isinstance(out, torch.Tensor) for out in outs):
@@ -246,27 +222,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """Record a function that computes. Where an axis has all tokens and, within a token, another axis, the function
         is recorded with the two apart.
         """
-        axis = next((found for one in args if (found := self._joined_axis(one)) is not None), None)
-        if axis is None or name in _SEVERAL:
-            self._functions[name](self, outs if name in _SEVERAL else outs[0], *args, **kwargs)
+        known = [self._rows[id(one)] for one in args if id(one) in self._rows]
+        axis = next((axis for rows in known if (axis := joined_axis(rows, self.tokens)) is not None), None)
+        if axis is None or name in SEVERAL:
+            self._functions[name](self, outs if name in SEVERAL else outs[0], *args, **kwargs)
             return
         apart = partial(self._apart, axis=axis, size=outs[0].shape[axis])
-        if name in _REDUCES:
-            args = (args[0], _dims_apart(args[1], axis), *args[2:])
-        out, args, kwargs = apart(outs[0]), tree_map_only(torch.Tensor, apart, args), kwargs
-        self._functions[name](self, out, *args, **kwargs)
+        if name in REDUCES:
+            args = (args[0], dims_apart(args[1], axis), *args[2:])
+        out = apart(outs[0])
+        self._functions[name](self, out, *tree_map_only(torch.Tensor, apart, args), **kwargs)
         self._know(outs[0], Rows(*(part.reshape(outs[0].shape) for part in self._rows[id(out)])))
-
-    def _joined_axis(self, tensor: Any) -> int | None:
-        """The axis of a recorded tensor that has all tokens and, within each, more than one element."""
-        if not isinstance(tensor, torch.Tensor) or id(tensor) not in self._rows or self.tokens in tensor.shape:
-            return None
-        for axis, size in enumerate(tensor.shape):
-            if size and size % self.tokens == 0:
-                numbers = _numbers(tensor.shape, axis) // (size // self.tokens)
-                if torch.equal(self._rows[id(tensor)].tokens, numbers):
-                    return axis
-        return None
 
     def _apart(self, tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
         """A tensor whose ``axis`` has ``size`` elements, with that axis as the tokens and what is within each."""
@@ -282,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """Whether the float32 numbers of a row can be the results; places and masks are if they are only moved, or made
         by a function that is recorded.
         """
-        known = _EXACT | _CHOSEN if moved or name in _CHOOSING else _EXACT
+        known = _EXACT | _CHOSEN if moved or name in CHOOSING else _EXACT
         return all(isinstance(out, torch.Tensor) and out.dtype in known for out in outs)
 
     def _move(self, name: Any, func: Any, args: Any, kwargs: Any, outs: list[torch.Tensor]) -> None:
@@ -302,7 +268,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """The variant of an in-place function that is not in place. Raises Unrecordable if other tensors share the
         memory.
         """
-        if name in _SCATTERS and _memory(tensor) in self._zeros:
+        if name in SCATTERS and _memory(tensor) in self._zeros:
             return name
         if id(tensor) in self._rows and self._sharing[_memory(tensor)] == {id(tensor)}:
             return getattr(torch.ops.aten, name.__name__.removesuffix("_"), name)
@@ -387,7 +353,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         elements, tokens = (part.expand(shape) for part in self._rows[id(tensor)])
         for axis in (a for a, size in enumerate(shape) if size == self.tokens):
             row = elements.select(axis, 0)
-            if torch.equal(tokens, _numbers(shape, axis)) and torch.equal(elements, row.unsqueeze(axis).expand(shape)):
+            same = torch.equal(elements, row.unsqueeze(axis).expand(shape))
+            if same and torch.equal(tokens, numbers_of(shape, axis)):
                 return axis, row.flatten().numpy()
         raise Unrecordable("tokens meet")
 
@@ -404,9 +371,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """Record that ``tensor``, ``[..., T, ...]`` with T at ``axis``, holds the slot's elements in order, for every
         token.
         """
-        elements = torch.arange(slot.start, slot.start + slot.size).view(_without(tensor.shape, axis))
+        elements = torch.arange(slot.start, slot.start + slot.size).view(without(tensor.shape, axis))
         self._alive.append(tensor)
-        self._know(tensor, Rows(elements.unsqueeze(axis).expand(tensor.shape), _numbers(tensor.shape, axis)))
+        self._know(tensor, Rows(elements.unsqueeze(axis).expand(tensor.shape), numbers_of(tensor.shape, axis)))
 
     def _know(self, tensor: torch.Tensor, rows: Rows) -> None:
         self._rows[id(tensor)] = rows
@@ -421,23 +388,3 @@ def _is_move(name: Any, tensors: list[torch.Tensor], outs: list[Any]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
-
-
-def _dims_apart(dims: Any, axis: int) -> Any:
-    """The axes that a function names, where ``axis`` has become two. Raises Unrecordable if it is one of them."""
-    if dims is None or axis in ([dims] if isinstance(dims, int) else dims):
-        raise Unrecordable("tokens meet")
-    if isinstance(dims, int):
-        return dims + (dims > axis)
-    return [dim + (dim > axis) for dim in dims]
-
-
-def _numbers(shape: Sequence[int], axis: int) -> torch.Tensor:
-    """The token of every element of a tensor whose token axis is ``axis``."""
-    view = [1] * len(shape)
-    view[axis] = -1
-    return torch.arange(shape[axis]).view(view).expand(shape)

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -15,13 +15,11 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cache.attention.packed_attention import PackedAttention
-from cache.pages import state as states
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
-from scheduler.accel.cpu.convolution_interceptor import ConvolutionWatch, intercept_state, only_state
+from scheduler.accel.cpu.convolution_interceptor import only_state
 from scheduler.accel.cpu.convolution_program import ConvolutionRequest
-from scheduler.accel.cpu.delta_rule_interceptor import DeltaRuleWatch, computes_rules, intercept_rules
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
@@ -29,6 +27,7 @@ from scheduler.accel.cpu.handed_keys import HandedKeys, MappingWatch
 from scheduler.accel.cpu.interceptors import AttentionRequest, intercept_experts, intercept_product, refuse_linear
 from scheduler.accel.cpu.matrix import PACKED, Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
+from scheduler.accel.cpu.state_recording import has_state, intercept_states, keeps_state
 
 # A linear map as its weight and bias; None where the module is none.
 Linear = Callable[[torch.nn.Module], tuple[Matrix, torch.Tensor | None] | None]
@@ -186,7 +185,7 @@ def record(
     inputs = [(i, v) for i, v in tensors if _is_rows(v, tokens)]
     others = [(i, v) for i, v in tensors if not _is_rows(v, tokens)]
     caches = [(i, v) for i, v in enumerate(given) if isinstance(v, PackedCache)]
-    if not caches and _has_state(module):
+    if not caches and has_state(module):
         raise Unrecordable("it keeps a state, and gets no cache")
     if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
         raise Unrecordable("it got one thing twice")
@@ -200,8 +199,8 @@ def record(
             known = stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
             mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
             watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
-            if _has_state(module):
-                _intercept_state(stack, module, recorder, only_state(caches[0][1]), asked)
+            if has_state(module):
+                intercept_states(stack, module, recorder, only_state(caches[0][1]), asked)
         stack.enter_context(recorder)
         try:
             hidden = {key: _hidden(value, watches) for key, value in kwargs.items()}
@@ -232,19 +231,6 @@ def record(
     )
 
 
-def _intercept_state(
-    stack: ExitStack, module: torch.nn.Module, recorder: Recorder, state: Any, asked: list[Any]
-) -> None:
-    """Record what ``module`` does with a session's cache object, until ``stack`` is closed."""
-    keeping = [part for part in module.modules() if _keeps_state(part)]
-    if hasattr(state, "update_recurrent_state") and any(map(computes_rules, keeping)):
-        watch = DeltaRuleWatch(recorder, state, asked)
-        stack.enter_context(intercept_rules(keeping, watch))
-        stack.enter_context(intercept_state(recorder, state, watch))
-    else:
-        stack.enter_context(intercept_state(recorder, state, ConvolutionWatch(recorder, state, asked)))
-
-
 def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> AbstractContextManager[None]:
     """Within it, the products of ``part`` are recorded as what they are."""
     if (found := linear(part)) is not None:
@@ -252,22 +238,6 @@ def _intercepted(recorder: Recorder, part: torch.nn.Module, linear: Linear) -> A
     if (experts := packed_experts(part)) is not None:
         return intercept_experts(recorder, part, experts)
     return refuse_linear(recorder, part) if isinstance(part, torch.nn.Linear) else nullcontext()
-
-
-@contextmanager
-def moved_only_if_recorded(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """Within it ``module`` is recorded with these arguments. The states of sessions are what they were if that raises
-    ``Unrecordable``.
-    """
-    caches = [one for one in spread_arguments(args, kwargs)[1] if isinstance(one, PackedCache)]
-    sessions = [span.session for span in caches[0].step.spans] if caches and _has_state(module) else []
-    before = [states.clone(session.state) for session in sessions]
-    try:
-        yield
-    except Unrecordable:
-        for session, state in zip(sessions, before, strict=True):
-            session.state = state
-        raise
 
 
 class _Untouched:
@@ -291,20 +261,10 @@ def _look_at(module: torch.nn.Module, linear: Linear) -> None:
     for part in module.modules():
         if part is module:
             continue
-        if "forward" in vars(part) and linear(part) is None and not _keeps_state(part):
+        if "forward" in vars(part) and linear(part) is None and not keeps_state(part):
             raise Unrecordable("a module within it is wrapped")
         if part._forward_hooks or part._forward_pre_hooks:
             raise Unrecordable("a module within it has hooks")
-
-
-def _keeps_state(module: torch.nn.Module) -> bool:
-    """Whether a module is called for each session alone, as it keeps a state."""
-    return getattr(vars(module).get("forward"), "keeps_state", False)
-
-
-def _has_state(module: torch.nn.Module) -> bool:
-    """Whether such a module is within it."""
-    return any(_keeps_state(part) for part in module.modules())
 
 
 def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:

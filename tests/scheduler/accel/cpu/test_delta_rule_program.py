@@ -157,8 +157,8 @@ class _Rule:
     """A rule with random weights, as the kernel computes it and as it is defined."""
 
     def __init__(self, size: tuple[int, ...], activated: bool = True, normalised: bool = True) -> None:
-        *sizes, taps = size
-        self.rule = DeltaRule(*sizes, activated, normalised, sizes[2] ** -0.5)  # type: ignore[misc]
+        keys, heads, depth, width, taps = size
+        self.rule = DeltaRule(keys, heads, depth, width, activated, normalised, depth**-0.5)
         generator = torch.Generator().manual_seed(sum(size))
         self.weight = torch.randn(taps, self.rule.channels, generator=generator)
         self.bias = torch.randn(self.rule.channels, generator=generator)
@@ -192,7 +192,7 @@ class _Rule:
             mixed = (self.weight.double() * row[t + 1 : t + 1 + taps]).sum(0) + self.bias
             mixed = torch.nn.functional.silu(mixed) if rule.activated else mixed
             size = rule.keys * rule.depth
-            query, key = (part.view(rule.keys, rule.depth) for part in mixed[: 2 * size].split(size))
+            query, key = (part.view(rule.keys, rule.depth) for part in torch.split(mixed[: 2 * size], size))
             if rule.normalised:
                 query, key = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (query, key))
             query, key = (x.repeat_interleave(rule.heads // rule.keys, 0) for x in (query * rule.scale, key))
