@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from scheduler.accel.cpu.experts import LARGE, serves, some_experts
 from scheduler.accel.gpu.captured_experts import waitless_forward
-from scheduler.accel.gpu.device_weight import DeviceWeight
+from scheduler.accel.gpu.device_weight import DeviceWeight, device_weight_of
 from scheduler.accel.gpu.packed_product import multiply_routed, waits
 from scheduler.weights.quantised_weight import quantised_weight_of
 
@@ -76,7 +76,7 @@ def _forward(
     own: str, module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """The entry of transformers' registry. ``own``: the entry that modules have that are not packed."""
-    packed = getattr(module, _PACKED, None)
+    packed = _weights_of(module)
     if packed is None:
         plain = ALL_EXPERTS_FUNCTIONS.get_interface(own, type(module).forward.__wrapped__)
         serve = plain if waits() else waitless_forward
@@ -90,6 +90,18 @@ def _forward(
         outer = module.post_expert_norm(outer)
     weighted = outer * top_k_weights.reshape(-1, 1)
     return weighted.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
+
+
+def _weights_of(module: Any) -> dict[str, DeviceWeight] | None:
+    """The packed weights of a module, None if they are plain. Another module with the same parameters, as a model's
+    twin has, gets them when it is first asked.
+    """
+    found: dict[str, DeviceWeight] | None = getattr(module, _PACKED, None)
+    if found is None and device_weight_of(module.down_proj) is not None:
+        each = {name: device_weight_of(one) for name, one in module._parameters.items()}
+        found = {name: weight for name, weight in each.items() if weight is not None}
+        hold(module, found)
+    return found
 
 
 def _product(
