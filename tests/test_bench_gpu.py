@@ -18,6 +18,7 @@ from tools.served import Served
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 def test_the_page_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -23,6 +23,7 @@ def goes_on(response: Any, past: Any) -> bool:
     return bool(response.usage.input_tokens_details.cached_tokens >= past.usage.total_tokens - 1)
 
 
+@pytest.mark.slow
 def test_a_follow_up_costs_its_new_tokens_also_after_a_restart(tmp_path: Path) -> None:
     with ServerProcess(None, tmp_path) as first, client(first) as ai:
         one = ai.responses.create(input="My name is Walter.", temperature=0)

@@ -35,6 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 FULL = {"status": "ok", "degraded": ["session_log_full", "disk_failing"]}
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_disk: Path, tmp_path: Path) -> None:
     data = small_disk / "data"
     data.mkdir()

@@ -50,6 +50,7 @@ def test_an_encoder_decoder_completes_and_chats(tmp_path: Path) -> None:
             assert said == tokenizer.decode(ids[1:], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_resumes_its_session_after_an_eviction(tmp_path: Path) -> None:
     model, tokenizer = model_of("qwen3_next"), make_tokenizer()
     folder = save_model("qwen3_next", tmp_path)

@@ -106,6 +106,7 @@ def drift(site: Site, said: Said) -> float:
     return float((said.told - exact).abs().max())
 
 
+@pytest.mark.slow
 def test_rounded_kv_that_moved_says_what_kv_says_that_never_moved(tmp_path: Path) -> None:
     """By one server, which is not restarted: each start costs seconds."""
     said: list[Said] = []

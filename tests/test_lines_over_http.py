@@ -43,6 +43,7 @@ class Agent:
         return cache
 
 
+@pytest.mark.slow
 def test_a_continued_line_equals_a_forward_from_scratch_also_after_a_restart(tmp_path: Path) -> None:
     model = save_model("llama", tmp_path)
     agent, other = Agent(model_of("llama")), Agent(model_of("llama"))

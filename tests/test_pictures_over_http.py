@@ -82,9 +82,8 @@ def own_ids(name: str, messages: list[dict[str, Any]], *pictures: bytes) -> list
 @pytest.mark.parametrize(
     "name",
     [
-        "gemma3",
         "qwen2_5_vl",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava", "idefics3")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "llava", "idefics3")),
     ],
 )
 def test_chats_with_pictures_say_what_the_model_says(name: str, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def say(server: ServerProcess, text: str) -> Any:
     return server.answer("/v1/chat/completions", body)
 
 
+@pytest.mark.slow
 def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
     with ServerProcess(None, tmp_path, "--tensor-parallel", "2", "--device", "cpu") as server:
         told = httpx.get(f"{server.url}/v1/models/m").json()["warmturn"]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.wide
 
 CASES = (
     Case("gemma3", 1024),
-    Case("mistral", 4096, 2 * LAYER, 0),
+    pytest.param(Case("mistral", 4096, 2 * LAYER, 0), marks=pytest.mark.slow),
     pytest.param(Case("llama4", 1024, LAYER), marks=pytest.mark.slow),
     pytest.param(Case("gpt_oss", 1024), marks=pytest.mark.slow),
     pytest.param(Case("gemma4", 1024, LAYER, 2 * LAYER), marks=pytest.mark.slow),
@@ -61,6 +61,7 @@ def test_windows_are_crossed_rewound_forked_and_restarted(case: Case, tmp_path: 
         again.say("b", 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[:1], ids=lambda case: case.name)
 def test_what_no_tier_holds_is_computed_again_and_told(case: Case, tmp_path: Path) -> None:
     server, model = served(case, tmp_path, "--disk-space", "0")

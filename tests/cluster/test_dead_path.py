@@ -154,6 +154,7 @@ def unreachable(stack: ExitStack, name: str) -> Unreachable:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed(), reason="nginx is not installed here: Debian's package is nginx-light")
 def test_what_cannot_be_sent_to_one_server_goes_to_another(tmp_path: Path, stack: ExitStack) -> None:
     away, there = unreachable(stack, "one"), unreachable(stack, "two")
@@ -165,6 +166,7 @@ def test_what_cannot_be_sent_to_one_server_goes_to_another(tmp_path: Path, stack
         assert {ask(router.url, session, TOLD).text for session in sessions} == {"one", "two"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed(), reason="nginx is not installed here: Debian's package is nginx-light")
 @pytest.mark.parametrize("headers", [{}, {"idempotency_key": "once"}])
 def test_where_no_server_can_be_reached_it_is_a_503(tmp_path: Path, stack: ExitStack, headers: dict[str, str]) -> None:

@@ -54,6 +54,7 @@ def paused(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_paused_for_too_long_commits_nothing(pair: list[ServerProcess]) -> None:
     one, two = pair
     assert text_of(ask(one.url, "paused", TOLD))
@@ -128,6 +129,7 @@ def test_a_response_that_another_server_runs(pair: list[ServerProcess]) -> None:
     assert retrieved(one.url, other).status_code == 404
 
 
+@pytest.mark.slow
 def test_what_a_dead_server_was_doing_is_gone_and_the_rest_is_there(pair: list[ServerProcess]) -> None:
     one, two = pair
     assert text_of(ask(one.url, "dead", TOLD))

@@ -87,6 +87,7 @@ def run(program: str, ranks: int = 1) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_and_measured_without_compiler_and_distribution() -> None:
     """And an operator that needs Python for weights without memory gets it."""
     report, there, refused, shape, drawn = run(LOAD)
@@ -97,6 +98,7 @@ def test_a_model_is_loaded_and_measured_without_compiler_and_distribution() -> N
     assert drawn == torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
 
 
+@pytest.mark.slow
 def test_the_compiler_is_there_for_whoever_uses_it_with_the_operators_that_it_follows() -> None:
     before, after, compiled, same, operators = run(COMPILE)
     assert (before, after) == ("_Dynamo", "module")

@@ -197,6 +197,7 @@ def test_too_little_memory(model: str, started: list[Process], tmp_path: Path) -
     assert engine.wait() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
 def test_rank_0_fails_alone(model: str, started: list[Process], tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def usual() -> list[object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_the_same_without_torch_and_through_another_process() -> None:
     assert read() == usual()
     assert read("needs torch") == usual()

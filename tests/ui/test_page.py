@@ -99,6 +99,7 @@ def test_a_reload_keeps_everything(desk: Desk) -> None:
     assert desk.tab.title() == f"{WALTER[0]} · warmturn"
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_server_keeps_everything(chromium: Browser, tmp_path: Path) -> None:
     first = ServerProcess(None, tmp_path)
     with first:

@@ -116,6 +116,7 @@ def test_what_was_deleted_elsewhere_is_not_begun_again(desk: Desk) -> None:
     assert desk.tab.get_by_role("button", name="Send", exact=True).is_disabled()
 
 
+@pytest.mark.slow
 def test_requests_that_fail_do_not_multiply(desk: Desk) -> None:
     """Each look at the server that finds it well is followed by one try."""
     desk.expected = ["ERR_FAILED"]
@@ -132,6 +133,7 @@ def test_requests_that_fail_do_not_multiply(desk: Desk) -> None:
     assert desk.say(WALTER) == "Nice to meet you, Walter!"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle_of_a_reply(chromium: Browser, tmp_path: Path) -> None:
     first = ServerProcess(None, tmp_path)
     with first:

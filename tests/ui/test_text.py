@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from browser_desk import Desk
 
 TEXT = r"""Euler wrote $e^{i\pi} + 1 = 0$, and a coffee is $3 or $4.
@@ -139,6 +140,7 @@ def test_nothing_of_it_is_loaded_before_it_is_needed(desk: Desk) -> None:
     assert desk.tab.evaluate(sizes) < 250_000
 
 
+@pytest.mark.slow
 def test_a_reply_that_grows_to_thousands_of_lines_is_drawn_in_steps(desk: Desk) -> None:
     """What a step costs must not grow with what stands above it, and the end must be as if it had come at once."""
     desk.open()

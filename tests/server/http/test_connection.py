@@ -173,6 +173,7 @@ async def test_a_stream_that_nobody_reads_is_cut_off_and_its_turn_ends(opened: P
     await good_request(opened)
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 @at_a_port(patience=9.0)
 async def test_the_time_to_read_is_the_same_where_a_token_has_many_alternatives(opened: Port) -> None:

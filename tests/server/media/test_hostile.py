@@ -330,6 +330,7 @@ async def test_ten_thousand_pictures_are_refused_before_one_is_read() -> None:
         assert checker._process._process is None
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 async def test_hostile_pictures_leave_memory_as_it_was() -> None:
     """The server's own memory, and that of the process that decodes."""

@@ -277,6 +277,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch, 
     scene.check([[1, 2, 3], [4] * 20], 5)
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_compiled_in_one_piece_is_tried_in_parts(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
@@ -339,6 +340,7 @@ def test_what_was_not_met_at_load_runs_as_it_is(monkeypatch: pytest.MonkeyPatch)
     assert backend.ran == 4  # the prompt
 
 
+@pytest.mark.slow
 def test_who_listens_to_a_module_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, heard = make_model("llama"), []
     model.model.layers[1].mlp.register_forward_hook(lambda *about: heard.append(1))

@@ -280,6 +280,7 @@ def test_kernels_for_a_gpu_need_what_triton_looks_for(tmp_path: Path, monkeypatc
     assert found()[1].endswith("other")
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 def test_the_real_torch_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -193,6 +193,7 @@ def test_tools_in_words() -> None:
     assert "in words" in doctor_model.tools(Dialect(), True).text
 
 
+@pytest.mark.slow
 @pytest.mark.wide
 def test_the_demo_model_as_users_ask_for_it(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "server", "doctor", "demo", "--json", "--port", "0"]
