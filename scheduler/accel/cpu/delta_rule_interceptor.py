@@ -90,7 +90,8 @@ class DeltaRuleWatch(ConvolutionWatch):
         given, inputs = bound.arguments, self._input
         assert self._kernel is not None
         assert inputs is not None
-        if given["key"].dim() != 4 or given["g"].dim() != 3 or out.dim() != 4:
+        told = [given["g"].shape, given["beta"].shape]
+        if given["key"].dim() != 4 or out.dim() != 4 or any(shape != out.shape[:3] for shape in told):
             raise Unrecordable("another kind of delta rule")
         (weight, bias), (keys, depth), (heads, width) = self._kernel, given["key"].shape[2:], out.shape[2:]
         rule = DeltaRule(keys, heads, depth, width, True, True, depth**-0.5)
@@ -135,7 +136,7 @@ class DeltaRuleWatch(ConvolutionWatch):
         assert self._inputs is not None
         (tokens, taps), rule = (asked.given[0].shape[2], asked.weight.shape[1]), asked.rule
         past = F.pad(self._inputs.float(), (taps, 0))[..., -tokens - taps : -tokens].contiguous()
-        matrix = torch.zeros(rule.state_shape) if before is None else before.float().contiguous()
+        matrix = torch.zeros(rule.state_shape) if before is None else before.to(torch.float32, copy=True).contiguous()
         weight = asked.weight.detach().float().t().contiguous()
         bias = None if asked.bias is None else asked.bias.detach().float().contiguous()
         rows = [asked.given[0][0].t().float().contiguous(), *(one.float().contiguous() for one in asked.given[1:])]

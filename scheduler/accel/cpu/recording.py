@@ -149,7 +149,7 @@ class ModuleRecording:
         """Raises ``Unrecordable`` unless the results of ``compute`` agree with the recorded ones. The recorded tensors
         are then freed.
         """
-        asked, coarsest = iter(self.asked), max(_ROUNDING[tensor.dtype] for _, tensor in self.inputs)
+        asked, coarsest = iter(self.asked), max(_ROUNDING.get(tensor.dtype, 0.0) for _, tensor in self.inputs)
         if any(weight.kind & PACKED for weight in self._weights):
             coarsest = max(coarsest, _ROUNDED_INPUTS)
 

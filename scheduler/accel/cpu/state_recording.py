@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from cache.pages import state as states
 from cache.pages.packed import PackedCache
@@ -20,7 +21,7 @@ def moved_only_if_recorded(module: torch.nn.Module, args: tuple[Any, ...], kwarg
     """Within it ``module`` is recorded with these arguments. The states of sessions are what they were if that raises
     ``Unrecordable``.
     """
-    caches = [one for one in (*args, *kwargs.values()) if isinstance(one, PackedCache)]
+    caches = [one for one in tree_leaves((args, kwargs)) if isinstance(one, PackedCache)]
     sessions = [span.session for span in caches[0].step.spans] if caches and has_state(module) else []
     before = [states.clone(session.state) for session in sessions]
     try:

@@ -63,6 +63,9 @@ public:
     void run(const RuleSpan& span, int64_t key) {
         for (int64_t tap = 0; tap < r.taps; tap++) gather(r.weight + tap * channels(), key, taps + tap * row);
         if (r.bias) gather(r.bias, key, bias);
+        int64_t each = shared * r.depth * r.width;
+        if (span.saved_state)
+            std::memcpy(span.saved_state + key * each, span.state + key * each, each * sizeof(float));
         if (r.type == 0) remember<float>(span, key);
         else if (r.type == 1) remember<bf16>(span, key);
         else remember<f16>(span, key);
@@ -158,7 +161,6 @@ private:
     void advance(const RuleSpan& span, int64_t head, int64_t one, int64_t first, int64_t tokens) {
         int64_t size = r.depth * r.width, values = 2 * r.depth + one * r.width, stride = padded(r.width), column = 0;
         float* state = span.state + head * size;
-        if (!first && span.saved_state) std::memcpy(span.saved_state + head * size, state, size * sizeof(float));
         for (int64_t t = 0; t < tokens; t++) {
             int64_t at = (span.row + first + t) * r.heads + head;
             decay[t] = std::exp(number(r.decay, r.decay_type, at));

@@ -149,6 +149,27 @@ def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) 
         assert same(stage.run(LONG, SHORT), want)
 
 
+@torch.no_grad()
+def test_a_rule_whose_keys_have_any_length_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        function = getattr(modeling_qwen3_next, name)
+
+        def rule(
+            query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, _inner: Any = function,
+            **options: Any,
+        ) -> Any:  # fmt: skip
+            options["use_qk_l2norm_in_kernel"] = False
+            return _inner(query, key, value, g=g, beta=beta, initial_state=initial_state, **options)
+
+        monkeypatch.setattr(modeling_qwen3_next, name, rule)
+    model = make_model("qwen3_next")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    assert stage.fused["Qwen3NextDecoderLayer"] == 3
+    assert same(stage.run(LONG, SHORT), want)
+
+
 # keys, heads, depth, width, taps
 SIZES = [(2, 4, 128, 128, 4), (3, 3, 24, 20, 2), (1, 4, 7, 40, 3), (2, 2, 64, 3, 5), (1, 1, 1, 1, 1)]
 
