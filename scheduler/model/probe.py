@@ -339,8 +339,7 @@ class _Trial(Measurement):
             return float("inf")
 
     def _is_sensitive(self, mode: Mode, found: float) -> bool:
-        """Whether ``mode``, which is off by ``found`` with programs, is so by no more than rounding makes the model be,
-        which is then allowed."""
+        """Whether rounding makes the model be off by ``found`` too, as ``mode`` with programs is, and so allowed."""
         if found > MOST_SENSITIVE:
             return False
         with suppress(Exception):  # whatever a mode raises with what it has learned

@@ -7,14 +7,13 @@ looked at, but what comes out must be the numbers that the convolution gives for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.convolution_program import ConvolutionRequest
 from scheduler.accel.cpu.linear import equal
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
@@ -41,11 +40,7 @@ class ConvolutionWatch:
 
     def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
         """Stands for the method of the cache."""
-        with self._recorder.paused():
-            state = self._get(*args, **kwargs)
-        if state is not None:
-            self._recorder.let_idle(state)
-        return state
+        return self._unseen(self._get, *args, **kwargs)
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Stands for the method of the cache."""
@@ -76,15 +71,30 @@ class ConvolutionWatch:
         if tensor.dtype is not self._input.dtype:  # rows before and after it are of one type
             return False
         weight, bias = self._kernel
-        padded = F.pad(self._inputs.float(), (weight.shape[2] - 1, 0))
-        want = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
-        want = want[..., -self._input.shape[-1] :].to(tensor.dtype)
-        if not equal(tensor, want, _ROUNDINGS):
+        if not equal(tensor, self._convolved().to(tensor.dtype), _ROUNDINGS):
             return False
         request = ConvolutionRequest(self._layer, weight[:, 0], bias, [self._input], tensor)
         self._recorder.attend([self._input], tensor)
         self._asked.append(request)
         return True
+
+    def _unseen(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a method of the cache returns. It is not recorded, and nothing may depend on what it is."""
+        with self._recorder.paused():
+            found = method(*args, **kwargs)
+        if found is not None:
+            self._recorder.let_idle(found)
+        return found
+
+    def _convolved(self) -> torch.Tensor:
+        """The result of the convolution in float32, ``[1, C, T]``."""
+        assert self._kernel is not None
+        assert self._input is not None
+        assert self._inputs is not None
+        weight, bias = self._kernel
+        padded = F.pad(self._inputs.float(), (weight.shape[2] - 1, 0))
+        out = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
+        return out[..., -self._input.shape[-1] :]
 
 
 @contextmanager
@@ -107,11 +117,3 @@ def intercept_state(recorder: Recorder, state: Any, watch: ConvolutionWatch) -> 
         recorder.idle_watch = None
         for name in own:
             del vars(state)[name]
-
-
-def only_state(cache: PackedCache) -> Any:
-    """The cache object of the only session of a step. Raises Unrecordable."""
-    state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
-    if state is None or not hasattr(state, "update_conv_state"):
-        raise Unrecordable("a module within it keeps a state")
-    return state

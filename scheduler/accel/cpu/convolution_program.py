@@ -40,6 +40,12 @@ class ConvolutionRequest:
         """A value that is equal for two recordings of the same request."""
         return self.layer, tuple(self.weight.shape), self.bias is None
 
+    @property
+    def plain(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weight ``[K, C]`` and the bias ``[C]`` as kernels read them, float32."""
+        bias = None if self.bias is None else self.bias.detach().float().contiguous()
+        return self.weight.detach().float().t().contiguous(), bias
+
 
 class _Convolution(ctypes.Structure):
     """The struct ``Convolution`` of convolution.h."""
@@ -60,8 +66,7 @@ class ConvolutionProgram:
         self._kernel = kernel
         self._dtype = self._before_type(0)
         self._shape = torch.Size((1, *asked.weight.shape))
-        self._weight = asked.weight.detach().float().t().contiguous()
-        self._bias = None if asked.bias is None else asked.bias.detach().float().contiguous()
+        self._weight, self._bias = asked.plain
         self.source = asked.layer
         self._placed = 0
         self._spans = np.zeros((0, 0), np.int64)
@@ -125,12 +130,9 @@ class ConvolutionProgram:
             for one in now if new else ():
                 one.zero_()
             self.moved.append((state, new))
-            to = [one.data_ptr() for one in before] or [0] * len(now)
-            row[:] = [
-                *(place for one, kept in zip(now, to, strict=True) for place in (one.data_ptr(), kept)),
-                span.row,
-                span.size,
-            ]
+            row[:-2:2] = [one.data_ptr() for one in now]
+            row[1:-2:2] = [one.data_ptr() for one in before] or 0
+            row[-2:] = span.row, span.size
         return True
 
     def end(self) -> None:

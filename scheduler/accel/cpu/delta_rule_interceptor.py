@@ -40,21 +40,14 @@ class DeltaRuleWatch(ConvolutionWatch):
 
     def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
         """Stands for the method of the cache."""
-        with self._recorder.paused():
-            state = self._get_matrix(*args, **kwargs)
-        if state is not None:
-            self._recorder.let_idle(state)
-        return state
+        return self._unseen(self._get_matrix, *args, **kwargs)
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Stands for the method of the cache. Raises Unrecordable for what a recorded rule has not made."""
         if self._matrix is None or recurrent_states is not self._matrix or layer_idx != self._layer:
             raise Unrecordable("it stores what no recorded rule has made")
-        with self._recorder.paused():
-            stored = self._update_matrix(recurrent_states, layer_idx, *args, **kwargs)
-            self._recorder.let_idle(stored)
         self._matrix = None
-        return stored
+        return self._unseen(self._update_matrix, recurrent_states, layer_idx, *args, **kwargs)
 
     @property
     def done(self) -> bool:
@@ -97,8 +90,9 @@ class DeltaRuleWatch(ConvolutionWatch):
         rule = DeltaRule(keys, heads, depth, width, True, True, depth**-0.5)
         if rule.channels != inputs.shape[1] or heads % keys:
             raise Unrecordable("another kind of delta rule")
+        convolved = self._convolved().transpose(1, 2)
         for activated in (True, False):
-            exact = self._mixed(rule, activated)
+            exact = _parts(rule, F.silu(convolved) if activated else convolved)
             if all(_alike(one, given[name]) for name, one in exact.items()):
                 break
         else:
@@ -114,21 +108,6 @@ class DeltaRuleWatch(ConvolutionWatch):
                 return request
         raise Unrecordable("another delta rule than that of the kernel")
 
-    def _mixed(self, rule: DeltaRule, activated: bool) -> dict[str, torch.Tensor]:
-        """The convolution in float32: queries and keys ``[1, T, keys, depth]``, values ``[1, T, heads, width]``."""
-        assert self._kernel is not None
-        assert self._input is not None
-        assert self._inputs is not None
-        (weight, bias), tokens = self._kernel, self._input.shape[2]
-        padded = F.pad(self._inputs.float(), (weight.shape[2] - 1, 0))
-        out = F.conv1d(padded, weight.float(), None if bias is None else bias.float(), groups=len(weight))
-        out = out[..., -tokens:].transpose(1, 2)
-        key = rule.keys * rule.depth
-        parts = torch.split(F.silu(out) if activated else out, [key, key, rule.heads * rule.width], -1)
-        shapes = ((rule.keys, rule.depth), (rule.keys, rule.depth), (rule.heads, rule.width))
-        named = zip(("query", "key", "value"), parts, shapes, strict=True)
-        return {name: one.reshape(1, tokens, *shape) for name, one, shape in named}
-
     def _run(self, asked: DeltaRuleRequest, before: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What the kernel computes in float32: the result, and the matrices after it; None without memory."""
         ours = kernel()
@@ -137,8 +116,7 @@ class DeltaRuleWatch(ConvolutionWatch):
         (tokens, taps), rule = (asked.given[0].shape[2], asked.weight.shape[1]), asked.rule
         past = F.pad(self._inputs.float(), (taps, 0))[..., -tokens - taps : -tokens].contiguous()
         matrix = torch.zeros(rule.state_shape) if before is None else before.to(torch.float32, copy=True).contiguous()
-        weight = asked.weight.detach().float().t().contiguous()
-        bias = None if asked.bias is None else asked.bias.detach().float().contiguous()
+        weight, bias = asked.plain
         rows = [asked.given[0][0].t().float().contiguous(), *(one.float().contiguous() for one in asked.given[1:])]
         out = torch.empty(1, tokens, rule.heads, rule.width)
         call = RuleCall.of(rule, weight, bias, [torch.float32] * 4)
@@ -147,6 +125,15 @@ class DeltaRuleWatch(ConvolutionWatch):
         call.out, call.spans, call.count = out.data_ptr(), spans.ctypes.data, 1
         function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ours.delta_rule or 0)
         return None if function(ctypes.addressof(call)) else (out, matrix)
+
+
+def _parts(rule: DeltaRule, mixed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of ``[1, T, C]`` the queries and keys, ``[1, T, keys, depth]``, and values, ``[1, T, heads, width]``."""
+    key = rule.keys * rule.depth
+    parts = torch.split(mixed, [key, key, rule.heads * rule.width], -1)
+    shapes = ((rule.keys, rule.depth), (rule.keys, rule.depth), (rule.heads, rule.width))
+    named = zip(("query", "key", "value"), parts, shapes, strict=True)
+    return {name: one.reshape(*mixed.shape[:2], *shape) for name, one, shape in named}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ _ROUNDS = 7
 _CACHES = 64 << 20  # bytes: about what caches hold
 _FEW = 16  # rows up to which products take as long as reading their weights
 _ROUNDED_INPUTS = 1e-3
-INPUT_ROUNDING = 2.0**-15  # of packed products, relative to the largest input of a group
+_INPUT_ROUNDING = 2.0**-15  # of packed products, relative to the largest input of a group
 _SECONDS = 0.1  # of a measurement; each way is timed once at least
 
 Map = Callable[[torch.Tensor], torch.Tensor]
@@ -80,7 +80,7 @@ class Packing:
     @property
     def input_rounding(self) -> float:
         """How products round their inputs, relative; 0 where none does."""
-        return INPUT_ROUNDING if any(matrix.kind & PACKED for matrix in self._matrices.values()) else 0.0
+        return _INPUT_ROUNDING if any(matrix.kind & PACKED for matrix in self._matrices.values()) else 0.0
 
     def add(self, module: PackedModule, matrix: Matrix | None) -> None:
         """Install a packed module; ``matrix`` is its weight if the C++ kernel can read it."""

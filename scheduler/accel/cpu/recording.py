@@ -18,7 +18,6 @@ from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.attention_interceptor import intercept_attention
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
-from scheduler.accel.cpu.convolution_interceptor import only_state
 from scheduler.accel.cpu.convolution_program import ConvolutionRequest
 from scheduler.accel.cpu.expert_routing import ROUTING
 from scheduler.accel.cpu.experts import packed_experts
@@ -200,7 +199,7 @@ def record(
             mappings = ((i, v) for i, v in enumerate(given) if isinstance(v, MutableMapping))
             watches = {id(mapping): MappingWatch(mapping, number, known) for number, mapping in mappings}
             if has_state(module):
-                intercept_states(stack, module, recorder, only_state(caches[0][1]), asked)
+                intercept_states(stack, module, recorder, caches[0][1], asked)
         stack.enter_context(recorder)
         try:
             hidden = {key: _hidden(value, watches) for key, value in kwargs.items()}
@@ -351,8 +350,8 @@ def _values(values: torch.Tensor | None) -> bytes | None:
 
 def _equal(got: Sequence[Any], want: Sequence[Any], coarsest: float, tokens: int | None = None) -> None:
     """Raises Unrecordable unless results are equal but for rounding: what is of float32 may be made of what was rounded
-    as ``coarsest`` says. ``tokens``: rounding may choose other experts for
-    some of so many tokens, so only most of these must be equal.
+    as ``coarsest`` says. ``tokens``: rounding may choose other experts for some of so many tokens, so only most of
+    these must be equal.
     """
     for one, other in zip(got, want, strict=True):
         if other is None:

@@ -33,11 +33,12 @@ def moved_only_if_recorded(module: torch.nn.Module, args: tuple[Any, ...], kwarg
 
 
 def intercept_states(
-    stack: ExitStack, module: torch.nn.Module, recorder: Recorder, state: Any, asked: list[Any]
+    stack: ExitStack, module: torch.nn.Module, recorder: Recorder, cache: PackedCache, asked: list[Any]
 ) -> None:
-    """Record what ``module`` does with ``state``, a session's cache object, until ``stack`` is closed; what it computes
-    from it is added to ``asked``.
+    """Record what ``module`` does with the cache object of the only session of a step, until ``stack`` is closed; what
+    it computes from that is added to ``asked``. Raises Unrecordable.
     """
+    state = _only_state(cache)
     keeping = [part for part in module.modules() if keeps_state(part)]
     if hasattr(state, "update_recurrent_state") and any(map(computes_rules, keeping)):
         watch = DeltaRuleWatch(recorder, state, asked)
@@ -45,6 +46,14 @@ def intercept_states(
         stack.enter_context(intercept_state(recorder, state, watch))
     else:
         stack.enter_context(intercept_state(recorder, state, ConvolutionWatch(recorder, state, asked)))
+
+
+def _only_state(cache: PackedCache) -> Any:
+    """The cache object of the only session of a step. Raises Unrecordable."""
+    state = cache.step.spans[0].session.state if len(cache.step.spans) == 1 else None
+    if state is None or not hasattr(state, "update_conv_state"):
+        raise Unrecordable("a module within it keeps a state")
+    return state
 
 
 def keeps_state(module: torch.nn.Module) -> bool:

@@ -233,9 +233,7 @@ def _multiply(x: torch.Tensor, parts: list[torch.Tensor], numbers: list[int]) ->
     if kernels is not None and 0 < len(rows) <= _FEW and kernels.fits(form, x.dtype):
         found = kernels.multiply(rows, parts, form)
     else:
-        found = rows.new_empty(len(rows), form.out)
-        for start, weight in decoded(parts, form, x.dtype, 0, form.out):
-            found[:, start : start + len(weight)] = F.linear(rows, weight)
+        found = _of_expert(rows, 0, parts, form)  # the only one
     return found.view(*x.shape[:-1], form.out)
 
 
@@ -249,8 +247,7 @@ def _multiply_routed(
     share = count // len(x)
     if _waiting and count > _FEW_ROUTED:
         order, first = chosen.argsort(stable=True), 0
-        sizes = (chosen[None] == torch.arange(form.experts, device=x.device)[:, None]).sum(1).tolist()
-        for expert, size in enumerate(sizes):
+        for expert, size in enumerate(_sizes(chosen, form.experts).tolist()):
             mine, first = order[first : first + size], first + size
             if size:
                 found[mine] = _of_expert(x[mine // share], expert, parts, form)
@@ -274,6 +271,11 @@ def _of_expert(x: torch.Tensor, expert: int, parts: Parts, form: DeviceForm) -> 
     return found
 
 
+def _sizes(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """How many of the rows are of each expert: ``[experts]``."""
+    return (chosen[None] == torch.arange(experts, device=chosen.device)[:, None]).sum(1)
+
+
 def tiles_of(chosen: torch.Tensor, experts: int) -> Tiles:
     """Rows whose experts are ``chosen [n]``, int64, in tiles; as many tiles as there may be, whatever is chosen. Does
     not wait for the device.
@@ -281,7 +283,7 @@ def tiles_of(chosen: torch.Tensor, experts: int) -> Tiles:
     count, device = len(chosen), chosen.device
     most = min(count, count // ROWS + min(experts, count))
     order = chosen.argsort(stable=True)
-    sizes = (chosen[None] == torch.arange(experts, device=device)[:, None]).sum(1)
+    sizes = _sizes(chosen, experts)
     tiles = (sizes + ROWS - 1) // ROWS
     ends, last = tiles.cumsum(0), sizes.cumsum(0)
     tile = torch.arange(most, device=device)

@@ -1,4 +1,6 @@
-"""Layers with a short convolution along tokens: they are programs, and in one chain with layers that attend."""
+"""Layers with a short convolution along tokens, or a gated delta rule after one: they are programs, and in one chain
+with layers that attend.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures.build import build
 from engine_kit import Kit
 from program_kit import compiled, count_calls, linear
 from stage_kit import DECODE, LONG, SHORT, STEPS, Stage, same
@@ -25,14 +28,22 @@ from scheduler.accel.cpu.layer_chain import ChainResult
 from scheduler.accel.cpu.recording import record
 from scheduler.forward.modes import PackedMode
 
-LAYERS = 4  # convolution, attention, convolution, convolution
+LAYERS = 4  # convolution, attention, convolution, convolution; or three delta rules, attention
+RULES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+def make(name: str) -> Any:
+    return build(name, "causal") if name in RULES else make_model(name)
+
+
 ALL = (*LONG, *LONG)
 
 
 @torch.no_grad()
-def test_layers_with_a_convolution_are_in_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["lfm2", *RULES])
+def test_layers_with_a_state_are_in_the_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
-    model = make_model("lfm2")
+    model = make(name)
     want = [logits(model, ids) for ids in LONG]
     stage = Stage(model)
     assert stage.chains == [LAYERS]
@@ -52,10 +63,11 @@ def test_layers_with_a_convolution_are_in_the_chain(monkeypatch: pytest.MonkeyPa
 
 
 @torch.no_grad()
-def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules() -> None:
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules(name: str) -> None:
     compiled()
-    want = [logits(make_model("lfm2"), ids) for ids in LONG]
-    stage = Stage(make_model("lfm2").to(torch.bfloat16))
+    want = [logits(make(name), ids) for ids in LONG]
+    stage = Stage(make(name).to(torch.bfloat16))
     assert stage.chains == [LAYERS]
 
     def error() -> float:
@@ -69,11 +81,11 @@ def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules() -> Non
 
 @torch.no_grad()
 @pytest.mark.parametrize("how", ["changed", "left out"])
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_state_that_was_moved_on_in_vain_is_taken_back(at: int, how: str) -> None:
+@pytest.mark.parametrize(("name", "at"), [*(("lfm2", at) for at in (0, 1, 2)), ("qwen3_next", 0), ("qwen3_next", 1)])
+def test_a_state_that_was_moved_on_in_vain_is_taken_back(name: str, at: int, how: str) -> None:
     """The layers behind it were computed ahead, and are computed again."""
     compiled()
-    model = make_model("lfm2")
+    model = make_model(name)
     stage = Stage(model)
 
     def change(module: Any) -> None:
@@ -90,10 +102,11 @@ def test_a_state_that_was_moved_on_in_vain_is_taken_back(at: int, how: str) -> N
 
 
 @torch.no_grad()
-def test_programs_and_the_modules_own_code_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_programs_and_the_modules_own_code_by_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find in a state what the other has left there."""
     compiled()
-    model = make_model("lfm2")
+    model = make_model(name)
     want = [logits(model, ids) for ids in ALL]
     stage = Stage(model)
     inner, steps = stage.mode.forward, iter(range(1000))
@@ -111,9 +124,10 @@ def test_programs_and_the_modules_own_code_by_turns(monkeypatch: pytest.MonkeyPa
 
 
 @torch.no_grad()
-def test_states_of_another_kind_are_for_the_modules_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_states_of_another_kind_are_for_the_modules_own_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
-    model = make_model("lfm2")
+    model = make_model(name)
     want = [logits(model, ids) for ids in LONG]
     stage = Stage(model)
     monkeypatch.setattr(ConvolutionProgram, "_state", lambda self, span: None)

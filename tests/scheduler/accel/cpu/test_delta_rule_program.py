@@ -1,118 +1,22 @@
-"""Layers with a gated delta rule: they are programs, and in one chain with layers that attend."""
+"""The gated delta rule: what the kernel computes, and which rules are recognised. Its layers in chains:
+test_convolution_program.py.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from architectures.build import build
-from program_kit import compiled, count_calls
-from stage_kit import DECODE, LONG, SHORT, STEPS, Stage, same
+from program_kit import compiled
+from stage_kit import LONG, SHORT, Stage, same
 from tiny_models import logits, make_model
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from scheduler.accel.cpu.convolution_program import ConvolutionProgram
 from scheduler.accel.cpu.delta_rule_program import DeltaRule, RuleCall
-
-LAYERS = 4  # of each: three with a delta rule, one that attends
-MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-ALL = (*LONG, *LONG)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
-def test_layers_with_a_delta_rule_are_in_the_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_calls(monkeypatch)
-    model = build(name, "causal")
-    want = [logits(model, ids) for ids in LONG]
-    stage = Stage(model)
-    assert stage.chains == [LAYERS]
-    assert stage.fusion._recorded is not None
-    calls.clear()
-    assert same(stage.run(LONG, DECODE), want)
-    assert calls["chain"] == len(DECODE) - 1  # in the first step there are no pages yet
-    chained = [stage.run(LONG, steps) for steps in (SHORT, STEPS)]
-    assert all(same(got, want) for got in chained)
-    stage.fusion.unrecord()
-    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
-    stage.fusion.unlink()
-    calls.clear()
-    assert all(map(torch.equal, stage.run(LONG, SHORT), chained[0]))
-    assert same(stage.run(LONG, STEPS), want)
-    assert not calls["chain"]
-
-
-@torch.no_grad()
-def test_in_bfloat16_the_results_are_no_worse_than_those_of_the_modules() -> None:
-    compiled()
-    want = [logits(build("qwen3_5_text", "causal"), ids) for ids in LONG]
-    stage = Stage(build("qwen3_5_text", "causal").to(torch.bfloat16))
-    assert stage.chains == [LAYERS]
-
-    def error() -> float:
-        pairs = zip(stage.run(LONG, STEPS), want, strict=True)
-        return max(float((one - other).norm() / other.norm()) for one, other in pairs)
-
-    chained = error()
-    stage.mode.unfuse()
-    assert chained <= 1.2 * error()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("how", ["changed", "left out"])
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_state_that_was_moved_on_in_vain_is_taken_back(at: int, how: str) -> None:
-    compiled()
-    model = make_model("qwen3_next")
-    stage = Stage(model)
-
-    def change(module: Any) -> None:
-        inner = module.forward
-        module.forward = lambda hidden, *args, **kwargs: (
-            inner(hidden, *args, **kwargs) * 1.5 if how == "changed" else hidden
-        )
-
-    change(model.model.layers[at])
-    got = [*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)]
-    stage.mode.remove()
-    change(model.model.layers[at])
-    assert same(got, [logits(model, ids) for ids in ALL])
-
-
-@torch.no_grad()
-def test_programs_and_the_modules_own_code_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both find in a state what the other has left there."""
-    compiled()
-    model = make_model("qwen3_next")
-    want = [logits(model, ids) for ids in ALL]
-    stage = Stage(model)
-    inner, steps = stage.mode.forward, iter(range(1000))
-
-    def forward(*args: Any) -> torch.Tensor:
-        if next(steps) % 2:
-            return inner(*args)
-        with stage.fusion.aside():
-            return inner(*args)
-
-    monkeypatch.setattr(stage.mode, "forward", forward)
-    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
-    next(steps)
-    assert same([*stage.run(LONG, SHORT), *stage.run(LONG, DECODE)], want)
-
-
-@torch.no_grad()
-def test_states_of_another_kind_are_for_the_modules_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_calls(monkeypatch)
-    model = make_model("qwen3_next")
-    want = [logits(model, ids) for ids in LONG]
-    stage = Stage(model)
-    monkeypatch.setattr(ConvolutionProgram, "_state", lambda self, span: None)
-    calls.clear()
-    assert same(stage.run(LONG, SHORT), want)
-    assert not calls["chain"]
 
 
 def _changed(what: str, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,10 +24,8 @@ def _changed(what: str, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch
     return (out * 1.001, matrix) if what == "its result" else (out, matrix if matrix is None else matrix * 1.001)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("what", ["its result", "its matrices", "its keys", "its convolution"])
-def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled()
+def change_rule(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """``change`` gets the function, its arguments and its options."""
     for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
         function = getattr(modeling_qwen3_next, name)
 
@@ -131,12 +33,22 @@ def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) 
             query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, _inner: Any = function,
             **options: Any,
         ) -> Any:  # fmt: skip
-            if what == "its keys":
-                key = key.roll(1, -1)
-            found = _inner(query, key, value, g=g, beta=beta, initial_state=initial_state, **options)
-            return _changed(what, found) if what in ("its result", "its matrices") else found
+            return change(_inner, (query, key, value, g, beta), {"initial_state": initial_state, **options})
 
         monkeypatch.setattr(modeling_qwen3_next, name, rule)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", ["its result", "its matrices", "its keys", "its convolution"])
+def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+
+    def change(rule: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        query, key, *others = given
+        found = rule(query, key.roll(1, -1) if what == "its keys" else key, *others, **options)
+        return _changed(what, found) if what in ("its result", "its matrices") else found
+
+    change_rule(monkeypatch, change)
     if what == "its convolution":
         for name in ("causal_conv1d_fn", "causal_conv1d_update"):
             inner = getattr(modeling_qwen3_next, name)
@@ -152,17 +64,7 @@ def test_another_rule_is_no_program(what: str, monkeypatch: pytest.MonkeyPatch) 
 @torch.no_grad()
 def test_a_rule_whose_keys_have_any_length_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled()
-    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
-        function = getattr(modeling_qwen3_next, name)
-
-        def rule(
-            query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, _inner: Any = function,
-            **options: Any,
-        ) -> Any:  # fmt: skip
-            options["use_qk_l2norm_in_kernel"] = False
-            return _inner(query, key, value, g=g, beta=beta, initial_state=initial_state, **options)
-
-        monkeypatch.setattr(modeling_qwen3_next, name, rule)
+    change_rule(monkeypatch, lambda rule, given, options: rule(*given, **{**options, "use_qk_l2norm_in_kernel": False}))
     model = make_model("qwen3_next")
     want = [logits(model, ids) for ids in LONG]
     stage = Stage(model)
