@@ -95,7 +95,7 @@ def learn(
     def once(part: nn.Module) -> Any:
         return matrices.setdefault(part, linear(part))
 
-    def steps(_: bool) -> Iterator[None]:
+    def steps(recorded: bool, count: int) -> Iterator[None]:
         for tokens in RECORDED:
             module(*make(tokens), **(keywords(tokens) if keywords else {}))
             yield

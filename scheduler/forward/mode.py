@@ -88,9 +88,9 @@ class Mode(ABC):
         """Let all layers attend to the keys that they make again."""
         self.joined = {}
 
-    def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
-        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration,
-        shorter ones for ``False``. Returns the number of modules.
+    def fuse(self, packing: Packing, steps: Callable[[bool, int], Iterator[None]]) -> int:
+        """Run modules as programs where possible. ``steps`` runs so many steps of different lengths, one per
+        iteration, with ``True`` of lengths that are told from sizes of the model. Returns the number of modules.
         """
         return 0
 

@@ -218,7 +218,8 @@ class PackedMode(PagedMode):
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
         finder = LatentFinder(self.attention)
         with finder.watching():
-            next(iter(steps()))
+            for _ in steps():
+                pass
         self.attention.absorbed = finder.taken(self.model.device)
         self.joined = {layer: absorbed.serves for layer, absorbed in self.attention.absorbed.items()}
         return len(self.joined)
@@ -227,7 +228,7 @@ class PackedMode(PagedMode):
         super().expand()
         self.attention.absorbed = {}
 
-    def fuse(self, packing: Packing, steps: Callable[[bool], Iterator[None]]) -> int:
+    def fuse(self, packing: Packing, steps: Callable[[bool, int], Iterator[None]]) -> int:
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:
             self.fusion = Fusion(self.attention, packing.matrix, ours)

@@ -87,7 +87,7 @@ UNTRACED = Trace(None, False, None, 0, (), (), ())  # nothing is known
 
 @torch.no_grad()
 def trace(model: Any) -> Trace:
-    """Watch one forward of a few tokens, then one of a single token on the cache that the first one returned."""
+    """Watch one forward of a few tokens, and one more that is told their positions."""
     padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     tokens = [i for i in range(1, _TOKENS + 2) if i != padding][:_TOKENS]
     ids = torch.tensor([tokens], device=model.device)
@@ -102,7 +102,7 @@ def trace(model: Any) -> Trace:
     after = _attributes(model)
     changed = tuple(key for key, value in after.items() if before.get(key) is not value)
     returned = name is not None and out.get(name) is not None
-    first = _first_position(model, ids, out.logits)
+    first, by_row = _told_positions(model, ids, out.logits)
     known = isinstance(cache, Cache) and readers and not changed
     return Trace(
         argument=name,
@@ -112,40 +112,44 @@ def trace(model: Any) -> Trace:
         mixers=tuple(mixers),
         readers=tuple(readers),
         attributes=changed,
-        by_row=_by_row(model, ids, first),
+        by_row=by_row,
         late=frozenset(late) if known else frozenset(),
     )
 
 
-def _first_position(model: Any, ids: torch.Tensor, want: torch.Tensor) -> int:
-    """The position that the model itself gives to the first token: 0, or the one after that of padding (RoBERTa)."""
-    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
-    if padding is None or "position_ids" not in inspect.signature(model.forward).parameters:
-        return 0
-    steps = torch.arange(ids.shape[1], device=ids.device)[None]
-    errors = {}
-    for first in (0, padding + 1):
-        got = model(input_ids=ids, position_ids=steps + first, use_cache=False, return_dict=True).logits
-        errors[first] = float((got - want).abs().max())
-    return min(errors, key=lambda first: errors[first])
-
-
-def _by_row(model: Any, ids: torch.Tensor, first: int) -> bool:
-    """See ``Trace``. One more forward, which is told positions: nobody needs a length to know them."""
+def _told_positions(model: Any, ids: torch.Tensor, want: torch.Tensor) -> tuple[int, bool]:
+    """The position that the model itself gives to the first token: 0, or the one after that of padding (RoBERTa); and
+    whether caches are asked for lengths by row, see ``Trace``: nobody who is told positions needs a length to know
+    them. ``want``: the logits of a forward that was told none.
+    """
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return True
+        return 0, True
+    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     holders = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.ModuleDict)]
     inside = {module for holder in holders for module in holder.modules()}
-    steps = torch.arange(ids.shape[1], device=ids.device)[None]
+    found: dict[int, tuple[float, bool]] = {}
+    for first in (0,) if padding is None else (0, padding + 1):
+        steps = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
+        with _asked() as asking:
+            got = model(input_ids=ids, position_ids=steps, use_cache=True, return_dict=True).logits
+        found[first] = float((got - want).abs().max()), not asking or not inside.isdisjoint(asking)
+        if found[first][0] == 0:  # there is no need to ask for positions that some models do not have
+            break
+    first = min(found, key=lambda first: found[first][0])
+    return first, found[first][1]
+
+
+@contextmanager
+def _asked() -> Iterator[list[torch.nn.Module]]:
+    """Within it, modules are noted that ask for the length of a cache, in code that a packed step runs as well."""
     asking: list[torch.nn.Module] = []
-    with _listen(lambda module, name, caller: asking.append(module) if _asks(name, caller) else None):
-        model(input_ids=ids, position_ids=steps + first, use_cache=True, return_dict=True)
-    return not asking or not inside.isdisjoint(asking)
 
+    def hear(module: torch.nn.Module, name: str, caller: str) -> None:
+        if name in _LENGTHS and caller not in _NOT_IN_A_STEP:
+            asking.append(module)
 
-def _asks(name: str, caller: str) -> bool:
-    """Whether that is a question for the length of a cache, by code that a packed step runs as well."""
-    return name in _LENGTHS and caller not in _NOT_IN_A_STEP
+    with _listen(hear):
+        yield asking
 
 
 def _arguments(model: Any) -> list[str]:

@@ -41,8 +41,8 @@ MOST_SENSITIVE = 0.25  # what is wrong has an error of about 1
 _LENGTHS = (22, 42, 18)
 _LONGEST = 1  # which of them
 _HEAD = 10  # tokens that are run on their own, to see whether later ones change them
-_RECORDED = (13, 11, 17, 19, 23)  # tokens of the two steps that are recorded: the first that the model has no size of
-_OBSERVED = (3, 2)  # of those in which it is only seen which module is called after which
+_RECORDED = (7, 5, 11, 13, 17, 19, 23)  # tokens of steps that are recorded: the first that the model has no size of
+_OBSERVED = (3, 2, 5)  # of those in which it is only seen which module is called after which
 _CHECKED = (5, 1, 2)  # of those that are compared with what is known
 _COLUMNS = 1024  # of logits that are kept, at most
 _SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
@@ -262,14 +262,16 @@ class Measurement:
             after()
         return [torch.cat(parts) for parts in got]
 
-    def steps(self, mode: Mode, recorded: bool = True) -> Iterator[None]:
-        """Two steps of one session, of lengths that no size of the model has by chance if they are ``recorded``."""
+    def steps(self, mode: Mode, recorded: bool = True, count: int = 2) -> Iterator[None]:
+        """So many steps of one session, at most 3, of lengths that no size of the model has by chance if they are
+        ``recorded``.
+        """
         like = max(self.sessions, key=lambda session: len(session.token_ids))
         runner, store = self.make_runner(mode)
         session = self.begin_session(like, mode, store)
-        sizes = set(_sizes(self.model)) if recorded else set()
-        for count in [count for count in (_RECORDED if recorded else _OBSERVED) if count not in sizes][:2]:
-            runner.run([(session, count)], range(count))
+        lengths = [n for n in _RECORDED if n not in _sizes(self.model)] if recorded else _OBSERVED
+        for length in lengths[:count]:
+            runner.run([(session, length)], range(length))
             yield
 
 
@@ -278,11 +280,13 @@ def _columns(logits: torch.Tensor) -> torch.Tensor:
     return logits[:, :: -(-logits.shape[1] // _COLUMNS)].float().contiguous()
 
 
-def _sizes(model: Any) -> Iterator[int]:
-    """The numbers that may be sizes of its tensors."""
-    for parameter in model.parameters():
-        yield from parameter.shape
-    yield from (value for value in vars(model.config.get_text_config(decoder=True)).values() if type(value) is int)
+def _sizes(model: Any) -> set[int]:
+    """The numbers that may be sizes of its tensors: those of parameters and of its config, and what one is of another
+    (queries for a key).
+    """
+    found = {size for parameter in model.parameters() for size in parameter.shape}
+    found.update(v for v in vars(model.config.get_text_config(decoder=True)).values() if type(v) is int and v > 0)
+    return found | {one // other for one in found for other in found if one % other == 0}
 
 
 def _agree(errors: list[float]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ from scheduler.accel.cpu.recording import Linear, ModuleRecording, record
 from scheduler.accel.cpu.state_recording import moved_only_if_recorded
 
 log = logging.getLogger("warmturn.engine")
+
+Steps = Callable[[bool, int], Iterator[None]]
 
 
 class Fusion:
@@ -63,27 +65,26 @@ class Fusion:
             for fused in self._fused:
                 fused.aside = False
 
-    def find(self, root: torch.nn.Module, steps: Callable[[bool], Iterator[None]]) -> None:
-        """Fuse and install the modules of ``root`` that can be. ``steps`` runs two steps of different lengths, one
-        per iteration; shorter ones for ``False``.
+    def find(self, root: torch.nn.Module, steps: Steps) -> None:
+        """Fuse and install the modules of ``root`` that can be. ``steps`` runs so many steps of different lengths, one
+        per iteration; with ``True`` of lengths that are told from sizes of the model.
         """
         trying = list(_children(root))
         while trying:
-            found = self._record(trying, steps)
-            for fused in found.values():
+            found, trying = self._record(trying, steps)
+            for fused in found:
                 fused.install()
-                self._fused.append(fused)
-            trying = [child for module in trying if module not in found for child in _children(module)]
+            self._fused += found
         parts = {part for fused in self._fused for part in fused.module.modules()}
         with self._origins.watching(module for module in root.modules() if module not in parts):
             self._link(steps)
         self._origins.watch({module for fused in self._fused for module in fused.watched})
 
-    def record(self, model: torch.nn.Module, steps: Callable[[bool], Iterator[None]]) -> None:
+    def record(self, model: torch.nn.Module, steps: Steps) -> None:
         """Let ``run`` call what the forward of ``model`` calls, where it has chains and that can be recorded."""
         chains = [chain for fused in self._fused if len(chain := fused.chain) > 1]
         try:
-            self._recorded = record_forward(model, chains, steps) if chains else None
+            self._recorded = record_forward(model, chains, partial(steps, False)) if chains else None
         except Unrecordable as error:
             log.debug("%s runs its own forward: %s", type(model).__name__, error)
 
@@ -104,13 +105,13 @@ class Fusion:
         for fused in self._fused:
             fused.set_chain([], [], self._origins)
 
-    def _link(self, steps: Callable[[bool], Iterator[None]]) -> None:
+    def _link(self, steps: Steps) -> None:
         """Make chains of modules that are called one after the other, each once per step, with arguments that the first
         one's call tells.
         """
         chains: list[Any] = []
         with record_calls(self._fused) as calls:
-            for _ in steps(False):
+            for _ in steps(False, 2):
                 chains = list(self._chains(calls))
                 calls.clear()
         for first, *behind in chains:
@@ -135,20 +136,20 @@ class Fusion:
         if len(chain) > 1:
             yield chain
 
-    def _record(
-        self, modules: list[torch.nn.Module], steps: Callable[[bool], Iterator[None]]
-    ) -> dict[Any, FusedModule]:
-        found: dict[Any, FusedModule] = {}
-        watches = [ModuleRecorder(module, partial(record, self._attention, self._linear)) for module in modules]
-        with record_modules(watches):
-            for _ in steps(True):
+    def _record(self, modules: list[torch.nn.Module], steps: Steps) -> tuple[list[FusedModule], list[torch.nn.Module]]:
+        """The programs among ``modules`` and those within them, and the modules that are to be tried next."""
+        found: list[FusedModule] = []
+        behind: list[torch.nn.Module] = []
+        with record_modules(modules, partial(record, self._attention, self._linear)) as watches:
+            for _ in steps(True, 2):
                 pass
         for watch in watches:
             try:
-                found[watch.module] = watch.fuse(self._kernel, self._attention)
+                found.append(watch.fuse(self._kernel, self._attention))
             except Unrecordable as error:
                 log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
-        return found
+                behind += [] if watch.passed_on else _children(watch.module)
+        return found, behind
 
 
 class FusedCall(NamedTuple):
@@ -182,12 +183,17 @@ def record_calls(modules: list[FusedModule]) -> Iterator[list[FusedCall]]:
             fused.install()
 
 
-class ModuleRecorder:
-    """Records every call of one module."""
+Record = Callable[..., tuple[Any, ModuleRecording]]
 
-    def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, ModuleRecording]]) -> None:
+
+class ModuleRecorder:
+    """Records every call of one module; of its children where the first call of it cannot be recorded."""
+
+    def __init__(self, module: torch.nn.Module, record: Record, pass_on: Callable[[torch.nn.Module], None]) -> None:
+        """``pass_on`` is called with a module whose children are to be recorded."""
         self.module = module
-        self._record = record
+        self.passed_on = False
+        self._record, self._pass_on = record, pass_on
         self._original: Callable[..., Any] = module.forward
         self._recordings: list[ModuleRecording] = []
         self._refused: Unrecordable | None = None
@@ -202,6 +208,9 @@ class ModuleRecorder:
                 return out
             except Unrecordable as error:
                 self._refused = error
+                if not self._recordings:
+                    self.passed_on = True
+                    self._pass_on(self.module)
         return self._original(*args, **kwargs)
 
     def fuse(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
@@ -220,12 +229,18 @@ class ModuleRecorder:
 
 
 @contextmanager
-def record_modules(watches: list[ModuleRecorder]) -> Iterator[None]:
-    """Within it, calls of the modules are recorded."""
-    for watch in watches:
-        watch.module.forward = watch.forward
+def record_modules(modules: list[torch.nn.Module], record: Record) -> Iterator[list[ModuleRecorder]]:
+    """Within it, calls of the modules are recorded, in the list."""
+    watches: list[ModuleRecorder] = []
+
+    def watch_all(modules: Iterable[torch.nn.Module]) -> None:
+        for module in modules:
+            watches.append(ModuleRecorder(module, record, lambda one: watch_all(_children(one))))
+            module.forward = watches[-1].forward
+
+    watch_all(modules)
     try:
-        yield
+        yield watches
     finally:
         for watch in watches:
             watch.module.__dict__.pop("forward", None)

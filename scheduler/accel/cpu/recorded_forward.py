@@ -276,12 +276,14 @@ class ForwardRecorder(TorchFunctionMode):
 
 
 def record_forward(
-    model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Callable[[bool], Iterator[None]]
+    model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Callable[[int], Iterator[None]]
 ) -> RecordedForward:
-    """What the forward of ``model`` calls. ``steps`` runs two steps of one session, one per iteration, shorter ones for
-    ``False``; chains run from the second one on, when there are pages. Raises Unrecordable.
+    """What the forward of ``model`` calls. ``steps`` runs so many steps of one session, of different lengths, one per
+    iteration; chains run from the second one on, when there are pages. Raises Unrecordable.
     """
-    shorter, longer = (_record_second(model, chains, steps(lengths)) for lengths in (False, True))
+    running = steps(3)
+    next(running)
+    shorter, longer = (_record_next(model, chains, running) for _ in range(2))
     longer.infer_sizes(shorter)
     shorter.infer_sizes(longer)
     if not shorter.is_same(longer):
@@ -289,11 +291,10 @@ def record_forward(
     return longer
 
 
-def _record_second(
+def _record_next(
     model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Iterator[None]
 ) -> RecordedForward:
     recorder = ForwardRecorder(model, chains)
-    next(steps)
     with recorder.recording():
         next(steps)
     return RecordedForward(recorder)

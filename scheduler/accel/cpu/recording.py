@@ -36,7 +36,7 @@ Kind = tuple[torch.dtype, int]  # of a tensor: its elements, and how many axes i
 # Root mean square of a difference over that of the result: what rounding between functions may do.
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _ROUNDED_INPUTS = 1e-4  # the same where packed products round their inputs
-_ALIKE = 0.75  # of the tokens whose experts are chosen by what is computed
+_ALIKE = 0.5  # of the tokens whose experts are chosen by what is computed
 _FUNCTIONS = COMPUTED | ROUTING
 _PLAIN = (type(None), bool, str, int, float)
 _KNOWN = (*_PLAIN, torch.Tensor, PackedCache)

@@ -93,6 +93,7 @@ def test_what_was_wrongly_learned_is_found_where_it_is_measured_with_programs(mo
         return True
 
     monkeypatch.setattr(PackedMode, "learn", learn)
+    monkeypatch.setattr(PackedMode, "absorb", lambda mode, steps: 0)  # or no layer would read what is wrong
     model = make_model("deepseek_v3")
     verdict = probed(model, packing=Packing({}))
     assert verdict.mode.name == "packed"
@@ -101,7 +102,9 @@ def test_what_was_wrongly_learned_is_found_where_it_is_measured_with_programs(mo
 
 def test_steps_that_are_recorded_have_lengths_that_no_tensor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama")
-    model.register_parameter("of_13", torch.nn.Parameter(torch.empty(13)))
+    model.register_parameter("of_7", torch.nn.Parameter(torch.empty(7)))
+    model.register_parameter("of_10", torch.nn.Parameter(torch.empty(10)))
+    model.register_parameter("of_50", torch.nn.Parameter(torch.empty(50)))
     measurement = Measurement(model, read_layers(model.config), PAGE, None)
     mode, fed = next(measurement.candidates((PackedMode,))), []
     run = ModelRunner.run
@@ -114,7 +117,7 @@ def test_steps_that_are_recorded_have_lengths_that_no_tensor_has(monkeypatch: py
     with installed(mode):
         for _ in measurement.steps(mode):
             pass
-    assert fed == [11, 17]
+    assert fed == [11, 13]  # 5 may be how many times as long one side of a tensor is as another
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

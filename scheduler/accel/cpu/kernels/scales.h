@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "codes.h"
 
 namespace {
@@ -37,16 +39,36 @@ inline uint16_t half_of(const Numbers& of, const uint8_t* block, int64_t kind) {
     return half ^ uint16_t(kind ? of.negated : 0);
 }
 
+// Some numbers of a field, COUNT of them.
+template <int64_t COUNT>
+inline void add_bits(const Bits& one, const uint8_t* from, uint8_t* to) {
+    typedef std::conditional_t<COUNT == 8, uint64_t, uint32_t> Whole;
+    Whole bits, found;
+    std::memcpy(&bits, from, sizeof bits);
+    std::memcpy(&found, to, sizeof found);
+    found |= (bits >> one.shift & Whole(EACH_BYTE) * ((1 << one.width) - 1)) << one.up;
+    std::memcpy(to, &found, sizeof found);
+}
+
 // The small numbers of one kind of a block, one to a byte.
 inline void small_numbers(const Numbers& of, const uint8_t* block, int64_t kind, uint8_t* to) {
     const Bits* bits = of.bits + (kind ? of.bit_counts[0] : 0);
-    std::memset(to, kind ? 0 : -of.less, MOST_NUMBERS);
-    for (const Bits* one = bits; one < bits + of.bit_counts[kind]; one++)
-        for (int64_t i = 0; i < one->count; i++)
-            to[one->first + one->step * i] += (block[one->at + i] >> one->shift & ((1 << one->width) - 1)) << one->up;
+    std::memset(to, 0, MOST_NUMBERS);
+    for (const Bits* one = bits; one < bits + of.bit_counts[kind]; one++) {
+        const uint8_t* from = block + one->at;
+        int64_t i = 0;
+        if (one->step == 1) {
+            for (; i + 8 <= one->count; i += 8) add_bits<8>(*one, from + i, to + one->first + i);
+            for (; i + 4 <= one->count; i += 4) add_bits<4>(*one, from + i, to + one->first + i);
+        }
+        for (; i < one->count; i++) to[one->first + one->step * i] |= (from[i] >> one->shift & ((1 << one->width) - 1)) << one->up;
+    }
+    if (!kind)
+        for (int64_t i = 0; i < MOST_NUMBERS; i++) to[i] -= of.less;
 }
 
-// Those of the first 64 columns.
+// Those of the first 64 columns. `KINDS`, `PARTS`: as in `Numbers`.
+template <int64_t KINDS, int64_t PARTS>
 inline void place_first(const Numbers& of) {
     const int64_t together = of.elements / BLOCK;
     for (int64_t number = 0; number * of.elements < of.inside; number++) {
@@ -54,16 +76,22 @@ inline void place_first(const Numbers& of) {
         for (int64_t column = 0; column < COLUMNS_TOGETHER; column++) {
             const bool padding = column >= of.columns;  // zeros
             const uint8_t* block = of.from + column * of.row_bytes + number * of.block_bytes;
-            for (int64_t kind = 0; kind < of.kinds; kind++) {
+            for (int64_t kind = 0; kind < KINDS; kind++) {
                 put_half(group + kind * COLUMNS_TOGETHER * 2, column, padding ? 0 : half_of(of, block, kind));
                 if (together == 1) continue;
-                uint8_t small[MOST_NUMBERS] = {}, *to = group + of.coarse + kind * of.parts * COLUMNS_TOGETHER + column;
+                uint8_t small[MOST_NUMBERS] = {}, *to = group + of.coarse + kind * PARTS * COLUMNS_TOGETHER + column;
                 if (!padding) small_numbers(of, block, kind, small);
-                for (int64_t b = 0; b < together; b++, to += of.step)
-                    for (int64_t part = 0; part < of.parts; part++) to[part * COLUMNS_TOGETHER] = small[b * of.parts + part];
+#pragma GCC unroll 8
+                for (int64_t b = 0; b < MOST_NUMBERS / 2; b++, to += of.step)
+                    for (int64_t part = 0; part < PARTS; part++) to[part * COLUMNS_TOGETHER] = small[b * PARTS + part];
             }
         }
     }
+}
+
+inline void place_first(const Numbers& of) {
+    if (of.kinds == 1) return of.parts == 1 ? place_first<1, 1>(of) : place_first<1, 2>(of);
+    of.parts == 1 ? place_first<2, 1>(of) : place_first<2, 2>(of);
 }
 
 inline void place_numbers(Numbers of) {

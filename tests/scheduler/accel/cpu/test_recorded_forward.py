@@ -96,9 +96,9 @@ def inputs(count: int, **others: Any) -> dict[str, Any]:
 
 
 def recorded(model: Model) -> RecordedForward:
-    def steps(long: bool) -> Iterator[None]:
-        for count in (7, 6) if long else (3, 2):
-            model(**inputs(count))
+    def steps(count: int) -> Iterator[None]:
+        for length in (3, 2, 7)[:count]:
+            model(**inputs(length))
             yield
 
     return record_forward(model, [[Chained(one, one.run_ahead, one) for one in (model.first, model.second)]], steps)
