@@ -105,13 +105,15 @@ def probe(
     trial = begin()
     if followers is not None:
         return trial.find_windowed(trial.probe_divided())
+    # What another program had only a last resort for may run better now.
+    first = "" if known.mode in {kind.name for kind in LAST_RESORT} else known.mode
     if packing is None:
-        verdict = trial.absorb(trial.choose_any(known.mode))
+        verdict = trial.absorb(trial.choose_any(first))
     else:
         trial.rounding, trial.input_rounding = max(trial.rounding, packing.tolerance), packing.input_rounding
         trial.fuses = True
-        likely = trial.recall(known.mode or MODES[0].name, packing) if compiling is None else None
-        verdict = likely or trial.fused(trial.absorb(trial.choose_any(known.mode)), packing)
+        likely = trial.recall(first or MODES[0].name, packing) if compiling is None else None
+        verdict = likely or trial.fused(trial.absorb(trial.choose_any(first)), packing)
     if compiling is not None and verdict.mode.compiles:
         compiled = trial.compile(verdict.mode, verdict.error, compiling)
         verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")

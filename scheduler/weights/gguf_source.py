@@ -62,11 +62,11 @@ class GgufSource:
     def _find(self, numbers: torch.Tensor) -> torch.Tensor:
         """uint8 ``[n, bytes]``: the rows of these numbers."""
         if len(self._parts) == 1:
-            return self._parts[0][numbers]
+            return self._parts[0].index_select(0, numbers)
         found, first = torch.empty(len(numbers), self._parts[0].shape[1], dtype=torch.uint8), 0
         for part in self._parts:
             mine = (numbers >= first) & (numbers < first + len(part))
-            found[mine] = part[numbers[mine] - first]
+            found[mine] = part.index_select(0, numbers[mine] - first)
             first += len(part)
         return found
 

@@ -312,6 +312,10 @@ def test_a_verdict_of_this_program_is_compared_with_few_tokens(kind: str, ran: l
     assert (again.mode.in_place, len(again.mode.fusion or "")) == (before.mode.in_place, len(before.mode.fusion or ""))
 
 
+def test_what_another_program_recomputed_is_tried_anew() -> None:
+    assert probed(make_model("llama"), known=KnownModel("recomputed"), packing=Packing({})).mode.name == "packed"
+
+
 @pytest.mark.parametrize("wrong", ["logits", "program", "forward", "columns"])
 def test_a_verdict_that_no_longer_holds_is_measured_on_the_whole(
     wrong: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
