@@ -49,9 +49,9 @@ test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow$(if $(ARGS),, and not wide)" $(IN_PARALLEL) $(ARGS)
 
 # The other half: further models, colours and languages of what `make test` runs with one of each kind, all of the page,
-# and most of what starts whole servers and clusters. HALF=1 or HALF=2 for half of the files.
+# and most of what starts whole servers and clusters. THIRD=1, 2 or 3 for a third of the files.
 test-wide: $(DEV_STAMP)
-	TESTS_HALF=$(HALF) $(BIN)/python -m pytest -m "wide and not slow" $(IN_PARALLEL) $(ARGS)
+	TESTS_THIRD=$(THIRD) $(BIN)/python -m pytest -m "wide and not slow" $(IN_PARALLEL) $(ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash --ignore=tests/agents

@@ -39,6 +39,7 @@ class PagedMode(Mode):
     def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
         self.stateful = bool(trace.mixers)
+        self._stored = frozenset(index for index, layer in enumerate(layers) if layer.stores)
         self._decoder = language_model(model)
         self._text = model.config.get_text_config(decoder=True)
         self._flight = CurrentStep()
@@ -54,7 +55,7 @@ class PagedMode(Mode):
             raise Unsupported("the model's forward takes no cache")
         if self.trace.attributes:
             raise Unsupported("modules store a state on themselves")
-        if not self.positions_accepted and any(layer.stores for layer in self.layers) and not self.trace.mixers:
+        if not self.positions_accepted and self._stored and not self.trace.mixers:
             raise Unsupported("the model's forward takes no position_ids")
         self._splits = self._split(self.trace.argument)
 
@@ -126,10 +127,11 @@ class PagedMode(Mode):
     @property
     def graphed(self) -> Mode | None:
         """See ``Mode``. What reads no pages in place is a batch of rows, if all that sessions keep is in pages."""
-        stored = {index for index, layer in enumerate(self.layers) if layer.stores}
         if self.stateful and not self.batches:
             return None
-        if (stored and stored <= self.in_place | self.joined.keys()) or (self.stateful and not stored):
+        if (self._stored and self._stored <= self.in_place | self.joined.keys()) or (
+            self.stateful and not self._stored
+        ):
             return self
         return None if self.stateful else RowsMode(self)
 
@@ -165,7 +167,7 @@ class PackedMode(PagedMode):
     def install(self) -> None:
         """Switch the language model to our attention function, where it has any. Raises Unsupported."""
         super().install()
-        if any(layer.stores for layer in self.layers):
+        if self._stored:
             self._attend_with(self.attention.name)
         if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
             raise Unsupported("the model's attention function cannot be replaced")
@@ -211,15 +213,15 @@ class PackedMode(PagedMode):
 
     def learn(self) -> bool:
         """Layers that handed on exactly what the cache gave them may read their pages in place."""
-        stored = {i for i, layer in enumerate(self.layers) if layer.stores}
-        self.in_place = frozenset(stored - self.attention.transformed)
+        self.in_place = self._stored - self.attention.transformed
         return True
 
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
+        if self._stored <= self.in_place:  # they are given what is stored, as they are
+            return 0
         finder = LatentFinder(self.attention)
         with finder.watching():
-            for _ in steps():
-                pass
+            next(iter(steps()))
         self.attention.absorbed = finder.taken(self.model.device)
         self.joined = {layer: absorbed.serves for layer, absorbed in self.attention.absorbed.items()}
         return len(self.joined)

@@ -160,8 +160,10 @@ class _Trial(Measurement):
             try:
                 with installed(mode):
                     past = self._past(mode, self.rounding) if known is None else (known.crossed, known.unproven)
-                    mode.absorb(partial(self.steps, mode, False))
+                    for _ in self.steps(mode, recorded=False):
+                        pass
                     mode.learn()
+                    mode.absorb(partial(self.steps, mode, False))
                     packing.settle()
                     fused = mode.fuse(packing, partial(self.steps, mode))
                     measured = self.measure(mode) if known is None else self.check(mode, known)

@@ -25,8 +25,8 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeLayout:
-    """A row is blocks of ``elements`` codes, a multiple of 32 and at most 256, in ``nbytes`` bytes each. ``flipped``:
-    bits of a code that are stored the other way round.
+    """A row is blocks of ``elements`` codes, a multiple of 32 and at most 256, in ``nbytes`` bytes each. Every field
+    has bits of all of them. ``flipped``: bits of a code that are stored the other way round.
     """
 
     elements: int

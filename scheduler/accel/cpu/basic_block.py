@@ -7,6 +7,7 @@ list of these numbers, and ``BasicBlock.ref`` finds the cheapest way to read the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
@@ -124,6 +125,11 @@ class Slots:
 
     def parts(self, ids: Ids) -> list[tuple[Slot, Ids]]:
         """The slots that hold the elements ``ids``, each with the positions of its elements in ``ids``."""
+        if not len(ids):
+            return []
+        first = self._all[bisect_right(self._starts, ids[0]) - 1]
+        if first.start <= ids.min() and ids.max() < first.start + first.size:
+            return [(first, np.arange(len(ids)))]
         owner = np.searchsorted(self._starts, ids, side="right") - 1
         return [(self._all[number], np.flatnonzero(owner == number)) for number in np.unique(owner)]
 
