@@ -160,8 +160,7 @@ class _Trial(Measurement):
             try:
                 with installed(mode):
                     past = self._past(mode, self.rounding) if known is None else (known.crossed, known.unproven)
-                    for _ in self.steps(mode, recorded=False):
-                        pass
+                    list(self.steps(mode, recorded=False))
                     mode.learn()
                     mode.absorb(partial(self.steps, mode, False))
                     packing.settle()
