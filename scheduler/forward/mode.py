@@ -90,7 +90,7 @@ class Mode(ABC):
 
     def fuse(self, packing: Packing, steps: Callable[[bool, int], Iterator[None]]) -> int:
         """Run modules as programs where possible. ``steps`` runs so many steps of different lengths, one per
-        iteration, with ``True`` of lengths that are told from sizes of the model. Returns the number of modules.
+        iteration, with ``True`` of lengths that are no size of the model. Returns the number of modules.
         """
         return 0
 

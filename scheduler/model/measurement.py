@@ -269,7 +269,8 @@ class Measurement:
         like = max(self.sessions, key=lambda session: len(session.token_ids))
         runner, store = self.make_runner(mode)
         session = self.begin_session(like, mode, store)
-        lengths = [n for n in _RECORDED if n not in _sizes(self.model)] if recorded else _OBSERVED
+        sizes = _sizes(self.model) if recorded else set()
+        lengths = [n for n in _RECORDED if n not in sizes] if recorded else _OBSERVED
         for length in lengths[:count]:
             runner.run([(session, length)], range(length))
             yield

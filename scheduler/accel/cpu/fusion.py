@@ -67,7 +67,7 @@ class Fusion:
 
     def find(self, root: torch.nn.Module, steps: Steps) -> None:
         """Fuse and install the modules of ``root`` that can be. ``steps`` runs so many steps of different lengths, one
-        per iteration; with ``True`` of lengths that are told from sizes of the model.
+        per iteration; with ``True`` of lengths that are no size of the model.
         """
         trying = list(_children(root))
         while trying:
@@ -149,7 +149,7 @@ class Fusion:
             except Unrecordable as error:
                 log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
                 behind += [] if watch.passed_on else _children(watch.module)
-        return found, behind
+        return found, list(dict.fromkeys(behind))
 
 
 class FusedCall(NamedTuple):
@@ -189,8 +189,8 @@ Record = Callable[..., tuple[Any, ModuleRecording]]
 class ModuleRecorder:
     """Records every call of one module; of its children where the first call of it cannot be recorded."""
 
-    def __init__(self, module: torch.nn.Module, record: Record, pass_on: Callable[[torch.nn.Module], None]) -> None:
-        """``pass_on`` is called with a module whose children are to be recorded."""
+    def __init__(self, module: torch.nn.Module, record: Record, pass_on: Callable[[torch.nn.Module], bool]) -> None:
+        """``pass_on`` lets the children of a module be recorded, and returns whether it could."""
         self.module = module
         self.passed_on = False
         self._record, self._pass_on = record, pass_on
@@ -209,8 +209,7 @@ class ModuleRecorder:
             except Unrecordable as error:
                 self._refused = error
                 if not self._recordings:
-                    self.passed_on = True
-                    self._pass_on(self.module)
+                    self.passed_on = self._pass_on(self.module)
         return self._original(*args, **kwargs)
 
     def fuse(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
@@ -234,8 +233,17 @@ def record_modules(modules: list[torch.nn.Module], record: Record) -> Iterator[l
     watches: list[ModuleRecorder] = []
 
     def watch_all(modules: Iterable[torch.nn.Module]) -> None:
-        for module in modules:
-            watches.append(ModuleRecorder(module, record, lambda one: watch_all(_children(one))))
+        together = list(dict.fromkeys(modules))
+        owners = Counter(part for module in together for part in module.modules())
+
+        def pass_on(module: torch.nn.Module) -> bool:
+            if any(owners[part] > 1 for part in module.modules()):  # tried when all that have it are known
+                return False
+            watch_all(_children(module))
+            return True
+
+        for module in together:
+            watches.append(ModuleRecorder(module, record, pass_on))
             module.forward = watches[-1].forward
 
     watch_all(modules)

@@ -42,7 +42,12 @@ constexpr int64_t MOST_ELEMENTS = 256;  // of a column that are read before the 
 constexpr uint64_t EACH_BYTE = 0x0101010101010101;  // the lowest bit of eight bytes
 
 template <int64_t BYTES>
-using Chunk __attribute__((vector_size(BYTES), aligned(1), may_alias)) = uint64_t;
+struct ChunkOf {  // clang drops what an alias template says of alignment
+    typedef uint64_t type __attribute__((vector_size(BYTES), aligned(1), may_alias));
+};
+template <int64_t BYTES>
+using Chunk = typename ChunkOf<BYTES>::type;
+static_assert(alignof(Chunk<32>) == 1, "read from any address");
 
 // The bits of one field of WIDTH bits, of some bytes at a time, in the codes of a block, one to a byte: those that are
 // there stay where others were read before (`AFTER`).
