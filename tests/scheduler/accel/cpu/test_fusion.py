@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -255,6 +256,35 @@ def test_parts_of_what_is_refused_are_tried() -> None:
     torch.testing.assert_close(module(*one(9)), want, rtol=1e-4, atol=1e-4)
     fusion.remove()
     assert torch.equal(module(*one(9)), want)
+
+
+class Holder(nn.Module):
+    """A layer with a module that others hold too."""
+
+    def __init__(self, shared: nn.Module, fuses: bool) -> None:
+        super().__init__()
+        self.own, self.shared, self.fuses = Of(lambda x: x * 2 + x.tanh()), shared, fuses
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.shared(self.own(x))
+        return x if self.fuses else x.cumsum(1)
+
+
+@pytest.mark.parametrize("fuses", list(itertools.product([False, True], repeat=3)))
+def test_a_module_that_several_hold_is_a_program_where_they_are_none(fuses: tuple[bool, ...]) -> None:
+    shared = nn.Sequential(nn.Linear(WIDTH, 50), nn.SiLU(), nn.Linear(50, WIDTH))
+    module = nn.Sequential(*(Holder(shared, one) for one in fuses))
+    module.append(Of(lambda x: x.cumsum(1)))  # the whole is no program
+    want = module(*one(9))
+    fusion = learn(module, one)
+    found = [fused.module for fused in fusion._fused]
+    layers: list[Any] = list(module)[:3]
+    expected = [layer if layer.fuses else layer.own for layer in layers] + [shared] * (not all(fuses))
+    assert len(found) == len(expected)
+    assert set(found) == set(expected)
+    torch.testing.assert_close(module(*one(9)), want, rtol=1e-4, atol=1e-4)
+    fusion.remove()
+    assert not any("forward" in vars(part) for part in module.modules())
 
 
 def test_what_is_never_called_or_only_at_one_length_is_left_alone() -> None:
