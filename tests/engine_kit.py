@@ -47,8 +47,9 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
 from scheduler.model.kv_rounding import rounded_shapes
 from scheduler.model.measurement import describe
-from scheduler.model.probe import Verdict, probe
+from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
+from scheduler.model.verdict import Verdict
 from scheduler.protocol import Cancel, Delta, FinishReason, FromEngine, Refused, StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 from scheduler.turn_receipt import Receipt

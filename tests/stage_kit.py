@@ -21,8 +21,9 @@ from scheduler.forward.mode import Mode
 from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import make_session
-from scheduler.model.probe import Verdict, probe
+from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
+from scheduler.model.verdict import Verdict
 
 PAGE = 4
 

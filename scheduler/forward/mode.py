@@ -13,7 +13,7 @@ import torch
 from cache.pages.layers import AttentionLayer, Windows
 from cache.pages.packed import PackedStep
 from cache.pages.state_rows import StateRows
-from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.fusion import Fusion, Steps
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.trace import Trace
@@ -88,7 +88,7 @@ class Mode(ABC):
         """Let all layers attend to the keys that they make again."""
         self.joined = {}
 
-    def fuse(self, packing: Packing, steps: Callable[[bool, int], Iterator[None]]) -> int:
+    def fuse(self, packing: Packing, steps: Steps) -> int:
         """Run modules as programs where possible. ``steps`` runs so many steps of different lengths, one per
         iteration, with ``True`` of lengths that are no size of the model. Returns the number of modules.
         """

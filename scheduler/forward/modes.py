@@ -20,7 +20,7 @@ from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, Windows, windows_of
 from cache.pages.packed import PackedStep, packed_class
-from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.fusion import Fusion, Steps
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
@@ -217,7 +217,7 @@ class PackedMode(PagedMode):
         return True
 
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
-        if self._stored <= self.in_place:  # they are given what is stored, as they are
+        if self._stored <= self.in_place:  # all layers read what is stored as it is, so none of it is a latent
             return 0
         finder = LatentFinder(self.attention)
         with finder.watching():
@@ -230,7 +230,7 @@ class PackedMode(PagedMode):
         super().expand()
         self.attention.absorbed = {}
 
-    def fuse(self, packing: Packing, steps: Callable[[bool, int], Iterator[None]]) -> int:
+    def fuse(self, packing: Packing, steps: Steps) -> int:
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:
             self.fusion = Fusion(self.attention, packing.matrix, ours)

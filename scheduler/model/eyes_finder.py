@@ -14,7 +14,7 @@ from scheduler.media.senses import PICTURES, SOUNDS, VIDEOS, Sense
 from scheduler.media.sight import Blind
 from scheduler.model.measurement import TOLERANCE
 from scheduler.model.media_probe import look, look_together
-from scheduler.model.probe import Verdict
+from scheduler.model.verdict import Verdict
 
 log = logging.getLogger("warmturn.engine")
 

@@ -37,8 +37,9 @@ from scheduler.model.generation_defaults import FILE, generation_of, read_genera
 from scheduler.model.known_model import KnownModel
 from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe
-from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, probe
 from scheduler.model.tokenizer import take_apart
+from scheduler.model.verdict import Verdict
 from scheduler.model.weights import digest, stored_bytes
 from scheduler.model_facts import WeightRounding
 from scheduler.parallel import division

@@ -21,7 +21,7 @@ from cache.tiers.disk import DiskTier
 from cache.tiers.segment_store import SegmentStore
 from scheduler.cgroups import physical_memory
 from scheduler.engine_config import EngineConfig
-from scheduler.model.probe import Verdict
+from scheduler.model.verdict import Verdict
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.rank_commands import DEVICE, HOST
 from scheduler.parallel.ranks import RankedTier, RankLost

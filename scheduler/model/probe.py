@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,7 @@ from transformers.cache_utils import DynamicCache
 from cache.attention.packed_attention import Unsupported
 from cache.error_line import first_line
 from cache.memory.codec import Codec
-from cache.memory.memory_tier import PageShape
-from cache.pages.layers import AttentionLayer, Windows
+from cache.pages.layers import AttentionLayer
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.alone_modes import AloneMode
@@ -34,7 +33,7 @@ from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.measurement import MOST_SENSITIVE, Measurement, describe
 from scheduler.model.thresholds import Thresholds
-from scheduler.model_facts import KvRounding
+from scheduler.model.verdict import Verdict
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 
@@ -42,33 +41,6 @@ log = logging.getLogger("warmturn.engine")
 
 _SEEDS = 3  # of roundings that are tried
 _ROUNDS = 3  # in which steps with and without compiled modules are timed
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The mode that was chosen and installed, its error, what its layers store in pages, the bytes that a token takes
-    in all, a state of some session (``skeleton``), and the measured error of each mode tried. ``crossed`` names the
-    thresholds past which it was measured as well, ``unproven`` says where nothing could be measured past some.
-    ``windows``: the windowed layers, if the mode is as right when keys that they do not see are gone. ``kv``: what
-    ``--kv-dtype`` changed, if it was given. ``measured`` is for the next load.
-    """
-
-    mode: Mode
-    error: float
-    shapes: dict[int, PageShape]
-    token_bytes: int
-    skeleton: Any
-    report: str
-    crossed: tuple[str, ...] = ()
-    unproven: str = ""
-    windows: Windows | None = None
-    kv: KvRounding | None = None
-    measured: MeasuredVerdict | None = None
-
-    @property
-    def codec(self) -> Codec:
-        """How keys and values are kept in pages; layers that this does not fit keep them exactly."""
-        return Codec.EXACT if self.kv is None or not self.kv.layers else Codec(self.kv.kv_dtype)
 
 
 class UnsupportedModel(Exception):
@@ -89,11 +61,11 @@ def probe(
 ) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``UnsupportedModel``; the model is then as it was.
 
-    ``known`` is what an earlier load found out: its mode is measured before all others, with few tokens where this
-    program measured it on the whole. ``packing``: weights that programs may read; without it modules run as they are.
-    ``followers`` have the other parts of a model that is divided: only ``packed`` without states can be.
-    ``compiling``: how torch compiles layers; without it they are not compiled. ``context``: tokens of the longest
-    timelines; None: any length. ``codec``: how layers are to keep KV where that fits.
+    ``known`` is what an earlier load found out: its mode is measured before all others unless it is a last resort, with
+    few tokens where this program measured it on the whole. ``packing``: weights that programs may read; without it
+    modules run as they are. ``followers`` have the other parts of a model that is divided: only ``packed`` without
+    states can be. ``compiling``: how torch compiles layers; without it they are not compiled. ``context``: tokens of
+    the longest timelines; None: any length. ``codec``: how layers are to keep KV where that fits.
     """
     known = known or KnownModel()
     begin = partial(_begin, model, layers, page_size, rope, followers, context)
@@ -105,8 +77,8 @@ def probe(
     trial = begin()
     if followers is not None:
         return trial.find_windowed(trial.probe_divided())
-    # What another program had only a last resort for may run better now.
-    first = "" if known.mode in {kind.name for kind in LAST_RESORT} else known.mode
+    last = {kind.name for kind in (*LAST_RESORT, *ENCODER_DECODER_LAST)}
+    first = "" if known.mode in last else known.mode  # a model that had only that may run better now
     if packing is None:
         verdict = trial.absorb(trial.choose_any(first))
     else:

@@ -48,7 +48,8 @@ from scheduler.accel.gpu.constants import waitless_constants
 from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.model.decode_graphs import DeviceRead, DeviceReadWatch
-from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, probe
+from scheduler.model.verdict import Verdict
 
 _ROWS, _PAGES, _PAGE = 4, 8, 16
 _META = torch.device("meta")

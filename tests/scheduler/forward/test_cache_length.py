@@ -25,8 +25,8 @@ from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 from scheduler.forward.mode import installed
 from scheduler.forward.trace import trace
-from scheduler.model.probe import Verdict
 from scheduler.model.runner import ModelRunner
+from scheduler.model.verdict import Verdict
 
 FLOOR = 8192  # the default of the architecture, for the chunks as well
 PAGE = 16

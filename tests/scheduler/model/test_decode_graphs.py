@@ -27,7 +27,7 @@ from scheduler.forward.trace import UNTRACED
 from scheduler.model import decode_graphs, mixed_steps
 from scheduler.model.cuda_capture import Step
 from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
-from scheduler.model.probe import Verdict
+from scheduler.model.verdict import Verdict
 
 EMPTY = SessionCache("", None)
 

@@ -27,14 +27,16 @@ from scheduler.accel.cpu.linear import pack
 from scheduler.accel.cpu.packing import Packing
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode
+from scheduler.forward.seq2seq import RecomputedDecoderMode
 from scheduler.model import measurement as measurement_module
 from scheduler.model import probe as probe_module
 from scheduler.model.known_model import KnownModel
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import Measurement, describe
-from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, probe
 from scheduler.model.runner import ModelRunner
+from scheduler.model.verdict import Verdict
 
 PROMPT = list(range(60, 90))
 
@@ -311,8 +313,12 @@ def test_a_verdict_of_this_program_is_compared_with_few_tokens(kind: str, ran: l
     assert (again.mode.in_place, len(again.mode.fusion or "")) == (before.mode.in_place, len(before.mode.fusion or ""))
 
 
-def test_what_another_program_recomputed_is_tried_anew() -> None:
-    assert probed(make_model("llama"), known=KnownModel("recomputed"), packing=Packing({})).mode.name == "packed"
+@pytest.mark.parametrize(
+    ("kind", "last", "mode"),
+    [("llama", "recomputed", "packed"), ("t5", RecomputedDecoderMode.name, "encoder-decoder")],
+)
+def test_what_another_program_recomputed_is_tried_anew(kind: str, last: str, mode: str) -> None:
+    assert probed(make_model(kind), known=KnownModel(last), packing=Packing({})).mode.name == mode
 
 
 @pytest.mark.parametrize("wrong", ["logits", "program", "forward", "columns"])

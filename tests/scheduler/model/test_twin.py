@@ -15,9 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import make_session, random_tokens, reference_logits
-from scheduler.model.probe import UnsupportedModel, Verdict
+from scheduler.model.probe import UnsupportedModel
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.twin import Twin, _build, make_twin
+from scheduler.model.verdict import Verdict
 
 REAL = 4096  # far past the probe's timelines
 SHAPE: dict[str, Any] = {

@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "codes.h"
 
 namespace {
@@ -39,10 +37,9 @@ inline uint16_t half_of(const Numbers& of, const uint8_t* block, int64_t kind) {
     return half ^ uint16_t(kind ? of.negated : 0);
 }
 
-// Some numbers of a field, COUNT of them.
-template <int64_t COUNT>
+// Some numbers of a field, one to a byte of `Whole`.
+template <typename Whole>
 inline void add_bits(const Bits& one, const uint8_t* from, uint8_t* to) {
-    typedef std::conditional_t<COUNT == 8, uint64_t, uint32_t> Whole;
     Whole bits, found;
     std::memcpy(&bits, from, sizeof bits);
     std::memcpy(&found, to, sizeof found);
@@ -58,8 +55,8 @@ inline void small_numbers(const Numbers& of, const uint8_t* block, int64_t kind,
         const uint8_t* from = block + one->at;
         int64_t i = 0;
         if (one->step == 1) {
-            for (; i + 8 <= one->count; i += 8) add_bits<8>(*one, from + i, to + one->first + i);
-            for (; i + 4 <= one->count; i += 4) add_bits<4>(*one, from + i, to + one->first + i);
+            for (; i + 8 <= one->count; i += 8) add_bits<uint64_t>(*one, from + i, to + one->first + i);
+            for (; i + 4 <= one->count; i += 4) add_bits<uint32_t>(*one, from + i, to + one->first + i);
         }
         for (; i < one->count; i++) to[one->first + one->step * i] |= (from[i] >> one->shift & ((1 << one->width) - 1)) << one->up;
     }

@@ -25,7 +25,8 @@ from scheduler.forward.rope import LongRope
 from scheduler.model import loader
 from scheduler.model.loader import LoadFailed, fingerprint
 from scheduler.model.measurement import describe
-from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, probe
+from scheduler.model.verdict import Verdict
 from scheduler.weights.stand_in import WeightStandIn
 
 PROMPT = list(range(60, 90))
