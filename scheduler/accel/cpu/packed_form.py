@@ -201,12 +201,15 @@ class PackedForm:
         if self.bits == 8:
             tuples = self._store_signed(values).view(torch.int8).view(shape)
         else:
-            low = values[:, : GROUP * BLOCK // 2].view(len(values), -1, 1, GROUP, self.together)
-            tuples = torch.cat([low & 15, low >> 4], 2).view(shape)
-            if high := self.bits - 4:
-                rest = values[:, GROUP * BLOCK // 2 :].view(len(values), -1, 1, GROUP, self.together)
-                each = torch.cat([rest >> number * high for number in range(8 // high)], 2) & (1 << high) - 1
-                tuples = tuples | each.view(tuples.shape) << 4
+            high = self.bits - 4
+            after = 8 // high if high else BLOCK // self.together  # so many tuples, the low bits of two in one
+            groups = values.view(len(values), BLOCK // self.together // after, -1, GROUP, self.together)
+            low = groups[:, :, -after // 2 :, None]
+            tuples = torch.cat([low & 15, low >> 4], 3).view(shape)
+            if high:
+                rest = groups[:, :, :1]
+                each = torch.cat([rest >> number * high for number in range(after)], 2) & (1 << high) - 1
+                tuples = tuples | each.view(shape) << 4
         return tuples.transpose(2, 3).reshape(len(values), BLOCK, GROUP).short()
 
 

@@ -22,7 +22,7 @@ struct Codes {
     int64_t columns, row_bytes, inside;
     const Field* fields;
     int64_t field_count, elements, block_bytes;  // elements that are stored together, 32 to 256, in so many bytes
-    int64_t bits;      // that are written of each: 4, 5, 6 or 8; of 5 and 6 the low 4 come first, then the others
+    int64_t bits;      // that are written of each: 4, 5, 6 or 8; of 5 and 6 as kernels/packed.h has them
     int64_t together;  // elements of a column that lie together: 1, 2 or 4
     int64_t flipped;   // bits that are written the other way round, where 8 are
     uint8_t* to;
@@ -98,6 +98,7 @@ template <typename Word, int BITS>
 struct Words {
     static constexpr int64_t OF_BLOCK = BLOCK / sizeof(Word), MOST = MOST_ELEMENTS / sizeof(Word);
     static constexpr int64_t LOWS = BITS == 8 ? OF_BLOCK : OF_BLOCK / 2, HIGHS = BITS == 8 ? 0 : OF_BLOCK * (BITS - 4) / 8;
+    static constexpr int64_t GROUPS = HIGHS ? HIGHS : 1, LOWS_OF_GROUP = LOWS / GROUPS;
     static constexpr Word ONES = Word(~Word(0)) / 255, LOW = ONES * 15;
     typedef Word in_memory __attribute__((aligned(1), may_alias));
 
@@ -130,11 +131,13 @@ struct Words {
     void write(uint8_t* const* places, int64_t blocks, int64_t column) const {
         for (int64_t b = 0; b < blocks; b++) {
             in_memory* to = (in_memory*)places[b] + column;
-#pragma GCC unroll 32
-            for (int64_t i = 0; i < LOWS; i++) to[i * COLUMNS_TOGETHER] = low[b * LOWS + i];
-            to += LOWS * COLUMNS_TOGETHER;
 #pragma GCC unroll 16
-            for (int64_t i = 0; i < HIGHS; i++) to[i * COLUMNS_TOGETHER] = high[b * HIGHS + i];
+            for (int64_t group = 0; group < GROUPS; group++) {
+                if (HIGHS) *to = high[b * HIGHS + group], to += COLUMNS_TOGETHER;
+#pragma GCC unroll 32
+                for (int64_t i = 0; i < LOWS_OF_GROUP; i++, to += COLUMNS_TOGETHER)
+                    *to = low[b * LOWS + group * LOWS_OF_GROUP + i];
+            }
         }
     }
 };

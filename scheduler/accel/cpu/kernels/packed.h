@@ -5,8 +5,9 @@
 // Of each column some elements lie TOGETHER, as many as one instruction multiplies: a tuple. For 64 columns the blocks of
 // 32 elements of `in` follow each other: scales, minima, then values as [tuples][64][TOGETHER] bytes; or, of 4 bits,
 // half as many, whose low halves are of one tuple and whose high halves are of the next. Values of 5 and 6 bits have their
-// low 4 so, and behind them the others, of 8 or 4 tuples each. With scales of two levels (FINE) eight blocks have coarse
-// ones in common, which come first. Where values are those of a table (LOOKUP), the 64 columns begin with it.
+// low 4 so, and before those of each 8 or 4 tuples the others of these, so that memory is read in the order of addresses.
+// With scales of two levels (FINE) eight blocks have coarse ones in common, which come first. Where values are those of a
+// table (LOOKUP), the 64 columns begin with it.
 //
 // Activations are whole numbers too (quantised.h), so that products are exact; what is added to a result, and in which
 // order, does not depend on other rows. Values that are no whole numbers (REAL): see real.h.
@@ -25,7 +26,7 @@ constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
 constexpr int64_t BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
-constexpr int64_t MANY_ROWS = 8;  // from so many on, preparing the values of a block once is faster, of 4 and 8 bits
+constexpr bool BYTES_OF_16 = TOGETHER == 4 && LANES == 16;  // values are used as they are read, 64 at a time
 
 // a * b + c with the same rounding wherever it stands: left to themselves, compilers fuse one place and not the other.
 inline vf fused(vf a, vf b, vf c) {
@@ -157,14 +158,13 @@ struct Stored {
     static constexpr int NEXT = COUNT, HIGH = BITS == 8 ? 0 : BITS - 4;
     static constexpr bool CENTRED = false;
     static constexpr int AT_ONCE = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;  // tuples
-    static constexpr int64_t LOW = TUPLES / 2 * ROW, BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
-    const uint8_t *low, *high;
+    static constexpr int64_t HIGHS = HIGH ? ROW : 0, LOWS = BITS == 8 ? ROW : AT_ONCE / 2 * ROW;  // bytes of these tuples
+    static constexpr int64_t BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
+    const uint8_t *high, *low;
     const Codes& codes;
 
     Stored(const uint8_t* w, int64_t tuple, int64_t column, const Codes& codes)
-        : low(w + (BITS == 8 ? tuple : tuple / 2) * ROW + TOGETHER * column),
-          high(w + LOW + tuple / AT_ONCE * ROW + TOGETHER * column),
-          codes(codes) {}
+        : high(w + tuple / AT_ONCE * (HIGHS + LOWS) + TOGETHER * column), low(high + HIGHS), codes(codes) {}
 
     vshorts get(int k, int n) const {
         int64_t at = n * TOGETHER * LANES;
@@ -231,10 +231,12 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
         for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
             Dots sums[ROWS][NEXT];
-#pragma GCC unroll 4
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
                 Values values(w, tuple, column, codes);
+#pragma GCC unroll 8
                 for (int k = 0; k < Values::AT_ONCE; k++) {
+                    // Otherwise compilers read many tuples first, more than registers hold. Two have their low bits in one.
+                    if (k % 2 == 0) asm volatile("" ::: "memory");
                     Tuple of_row[ROWS];
                     for (int r = 0; r < ROWS; r++) of_row[r].load(*x[r], tuple + k);
                     for (int n = 0; n < NEXT; n++) {
@@ -271,28 +273,31 @@ inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const u
 template <int BITS, int PARTS_OF_BLOCK, class Codes>
 inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
                            int64_t rows, float* y, int64_t y_row) {
-    constexpr bool SIMPLE = BITS % 4 == 0;  // others take more registers, more time to prepare, and two streams of memory
-    constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;
+    constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && sizeof(Codes) == sizeof(Themselves);
+    constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;  // others take more registers
+    // From so many rows on, preparing the values of a block once is faster.
+    constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
     constexpr int64_t BYTES = Stored<BITS, 1, Codes>::BYTES;
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
     int32_t zero = int8_t(type >> 8) + ((BITS == 8 || type & LOOKUP) && TOGETHER == 4 ? 128 : 0);
-    const uint8_t* ahead = !SIMPLE || way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
+    const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
     for (int64_t b = 0; b < blocks; b++, w += BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
         for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
         Rows all{x + b, blocks, sums};
-        if (rows < (SIMPLE ? MANY_ROWS : LANES == 16 ? MANY_ROWS / 2 : 2)) {
+        if (rows < MANY) {
             using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH, Codes>;
             using One = Stored<BITS, WIDTH, Codes>;
             int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, codes, of, type, zero, b == 0);
             packed_rows<One, PARTS_OF_BLOCK, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
         } else {
             const uint8_t* ready = prepared.template prepare<BITS>(w, codes, zero);
-            using Four = Prepared<FEW_REGISTERS ? 1 : 2>;
             using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
-            int64_t done = packed_rows<Four, PARTS_OF_BLOCK, 4>(all, 0, rows, ready, codes, of, type, zero, b == 0);
+            int64_t done = 0;
+            if (TOGETHER == 2)
+                done = packed_rows<Prepared<2>, PARTS_OF_BLOCK, 4>(all, done, rows, ready, codes, of, type, zero, b == 0);
             done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
             packed_rows<Prepared<4>, PARTS_OF_BLOCK, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
         }
