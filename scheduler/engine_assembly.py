@@ -193,6 +193,7 @@ def facts_of(
         crossed=verdict.crossed,
         unproven=verdict.unproven,
         weight_rounding=loaded.rounding,
+        activation_rounding=loaded.activations,
         kv_rounding=verdict.kv,
         weight_reading=ways.latest if device.type == "cpu" else None,
         decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,

@@ -24,6 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     weights: str = "auto"  # auto | int8 | int4
+    activations: str = "auto"  # auto | int8: inputs of products with packed weights
     kv_dtype: str = "auto"  # auto | int8 | fp8: how KV is kept in memory; auto: in the dtype that the model computes in
     max_context: int | None = None  # tokens; None: what the model allows
     kv_memory: int | None = None  # bytes of the device tier; None: measured

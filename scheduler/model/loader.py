@@ -19,6 +19,7 @@ from cache.memory.codec import Codec
 from cache.memory.heap import give_back
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
+from scheduler.accel.cpu.activations import measure_activations, round_activations
 from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
 from scheduler.accel.cpu.packing import Packing
@@ -41,7 +42,7 @@ from scheduler.model.probe import UnsupportedModel, probe
 from scheduler.model.tokenizer import take_apart
 from scheduler.model.verdict import Verdict
 from scheduler.model.weights import digest, stored_bytes
-from scheduler.model_facts import WeightRounding
+from scheduler.model_facts import ActivationRounding, WeightRounding
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
@@ -77,6 +78,7 @@ class LoadedModel:
     followers: Followers | None = None  # the other ranks of a model that is divided
     generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
     rounding: WeightRounding | None = None  # what --weights changed
+    activations: ActivationRounding | None = None  # what --activations changed
     eyes: Eyes | None = None  # of a model that takes pictures
     packing: Packing | None = None  # its weights as programs multiply with them
     blind: str = ""  # why a model that was made for pictures takes none
@@ -108,6 +110,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         model, weights = read_model(config, settings, device)
         said, source = (_own(model), "model") if chosen is None else chosen
         generation = generation_of(said, source)
+        _check_activations(config, device)
         rounding = _round_weights(config, model, device)
         if device.type == "cpu":
             cores.fit(model)
@@ -117,12 +120,14 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         raise LoadFailed(f"cannot load {config.model!r}: {why}{_end_followers(followers)}") from error
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
-        loaded = prepare(model, tokenizer, verdicts, followers, tell, _name(weights, config), rounding, _codec(config))
+        name, codec = _name(weights, config), _codec(config)
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, name, rounding, codec, config.activations)
         if senses_of(model):
             tell(Loading("measuring how it takes pictures or sounds"))
         divided = followers is not None
         eyes, blind = find_eyes(model, config.model, tokenizer, loaded.verdict, PAGE_SIZE, loaded.rope, divided)
         ends = _ends(model, tokenizer, said.get("eos_token_id"))
+        round_activations(loaded.activations)
         licence = licence_of(config.model)
         return replace(loaded, generation=generation, eos_token_ids=ends, eyes=eyes, blind=blind, licence=licence)
     except (LoadFailed, RankLost) as error:
@@ -150,11 +155,20 @@ def _round_weights(config: EngineConfig, model: Any, device: torch.device) -> Ro
     return Rounding(model, config.weights)
 
 
+def _check_activations(config: EngineConfig, device: torch.device) -> None:
+    """Raises ``ValueError`` where ``--activations`` has no meaning."""
+    if config.activations != "auto" and device.type != "cpu":
+        raise ValueError(f"--activations {config.activations} is for CPUs")
+    if config.activations != "auto" and config.tensor_parallel > 1:
+        raise ValueError(f"--activations {config.activations}: not with --tensor-parallel")
+
+
 def _name(weights: str, config: EngineConfig) -> str:
-    """The digest of the weights as they are served."""
-    if config.weights == "auto":
-        return weights
-    return hashlib.blake2b(f"{weights} {config.weights}".encode(), digest_size=16).hexdigest()
+    """The digest of the weights as they are served, and multiplied."""
+    for kind, asked in (("", config.weights), ("activations ", config.activations)):
+        if asked != "auto":
+            weights = hashlib.blake2b(f"{weights} {kind}{asked}".encode(), digest_size=16).hexdigest()
+    return weights
 
 
 def _codec(config: EngineConfig) -> Codec:
@@ -190,12 +204,14 @@ def prepare(
     weights: str | None = None,
     rounding: Rounding | None = None,
     codec: Codec = Codec.EXACT,
+    activations: str = "auto",
 ) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
     ``rounding``: what was done to its weights, which is measured. ``codec``: how KV is to be kept in memory.
+    ``activations``: what is asked for inputs of products; that is measured, and ``round_activations`` uses it.
     """
     text = model.config.get_text_config(decoder=True)
     context = _context(text, tokenizer)
@@ -206,10 +222,13 @@ def prepare(
         layers = read_layers(text)
         rope = LongRope(model)
         packing: Packing | None = None
+        bytewise: ActivationRounding | None = None
         if followers is None:
             known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
             found, options = KnownModel.read(known), _compile_options(model, tell)
-            verdict, packing = _pack_and_probe(model, layers, rope, found, options, context, rounding, codec)
+            packing = _pack(model, found, rounding)
+            bytewise = measure_activations(model) if activations != "auto" else None
+            verdict = _probe(model, layers, rope, found, options, context, packing, codec)
             KnownModel(describe(verdict.mode), found.answers, verdict.measured).write(known)
         else:
             followers.mirror(model)
@@ -221,7 +240,8 @@ def prepare(
     starts = first_tokens(model) if model.config.is_encoder_decoder else ()
     ends, rounded = _ends(model, tokenizer), None if rounding is None else rounding.found
     facts = (starts, ends, context, weights, parameters, size)
-    return LoadedModel(model, tokenizer, layers, verdict, rope, *facts, followers, rounding=rounded, packing=packing)
+    loaded = LoadedModel(model, tokenizer, layers, verdict, rope, *facts, followers, packing=packing)
+    return replace(loaded, rounding=rounded, activations=bytewise)
 
 
 def _tell_thresholds(verdict: Verdict) -> None:
@@ -237,17 +257,8 @@ def _compile_options(model: Any, tell: Any) -> CompileOptions | None:
     return CompileOptions(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
-def _pack_and_probe(
-    model: Any,
-    layers: list[AttentionLayer],
-    rope: LongRope,
-    known: KnownModel,
-    compiling: CompileOptions | None,
-    context: int,
-    rounding: Rounding | None,
-    codec: Codec,
-) -> tuple[Verdict, Packing]:
-    """Pack the weights and probe; unpack them where no mode is right with packed ones. Raises ``UnsupportedModel``."""
+def _pack(model: Any, known: KnownModel, rounding: Rounding | None) -> Packing:
+    """Pack the weights."""
     packing = pack(model, known.answers)
     pack_experts(model, packing)
     keep_packed(model, packing)
@@ -255,15 +266,28 @@ def _pack_and_probe(
     packing.choose_ways()
     if rounding is not None:
         rounding.measure(model)
+    return packing
+
+
+def _probe(
+    model: Any,
+    layers: list[AttentionLayer],
+    rope: LongRope,
+    known: KnownModel,
+    compiling: CompileOptions | None,
+    context: int,
+    packing: Packing,
+    codec: Codec,
+) -> Verdict:
+    """Probe; unpack the weights where no mode is right with packed ones. Raises ``UnsupportedModel``."""
     measured = partial(probe, model, layers, PAGE_SIZE, rope, known, compiling=compiling, context=context)
     try:
-        verdict = measured(packing=packing, codec=codec)
+        return measured(packing=packing, codec=codec)
     except UnsupportedModel:
         if not packing:
             raise
         packing.remove()
-        verdict = measured(codec=codec)
-    return verdict, packing
+        return measured(codec=codec)
 
 
 def fingerprint(loaded: LoadedModel) -> str:

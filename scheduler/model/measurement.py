@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from cache.tiers import transfer
+from scheduler.expert_choices import ExpertChoices
 from scheduler.forward.mode import Mode
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import plain_forward
@@ -35,7 +36,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 # steps of Mamba-2).
 DRIFT = 2e-2
 
-MOST_SENSITIVE = 0.25  # what is wrong has an error of about 1
+MOST_SENSITIVE, MOST_ROUTED = 0.25, 0.5  # what is wrong has an error of about 1; of models with routers
 
 # Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
 _LENGTHS = (22, 42, 18)
@@ -98,13 +99,26 @@ class Measurement:
         sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
         self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
         self.input_rounding = 0.0  # of products: relative
+        self._choices, self._routed = (
+            ExpertChoices(),
+            True,
+        )  # whether modes choose the experts of a from-scratch forward
         self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2) if known is None else known.rounding
         self.trace = UNTRACED if two else trace(model)
 
     @cached_property
     def expected(self) -> list[torch.Tensor]:
         """For each session the logits ``[tokens, V]`` of a from-scratch forward."""
-        return [reference_logits(self.model, session) for session in self.sessions]
+        found = []
+        for session in self.sessions:
+            with self._choices.noted(len(session.token_ids)) if session.source is None else nullcontext():
+                found.append(reference_logits(self.model, session))
+        return found
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether the model chooses, as routers of experts do."""
+        return bool(self._choices)
 
     def is_causal(self) -> bool:
         """Whether what the model says of a token does not depend on later ones."""
@@ -179,7 +193,7 @@ class Measurement:
     def sensitivity(self, mode: Mode, seed: int) -> float:
         """The error of ``mode`` without programs where the embeddings differ by a unit in the last place, or by
         ``input_rounding``: what rounding alone may do to a model whose results are sensitive, as those with routers
-        are. At most ``MOST_SENSITIVE``.
+        are, which choose for themselves here. At most ``MOST_SENSITIVE``, or ``MOST_ROUTED``.
         """
         generator = torch.Generator(self.model.device).manual_seed(seed)
 
@@ -189,10 +203,12 @@ class Measurement:
             return found * (1 + torch.where(up, 1, -1) * unit).to(found.dtype)
 
         hook = self.model.get_input_embeddings().register_forward_hook(change)
+        self._routed = False
         try:
             with mode.uncompiled(programs=False):
-                return min(self.measure(mode).error, MOST_SENSITIVE)
+                return min(self.measure(mode).error, MOST_ROUTED if self.is_routed else MOST_SENSITIVE)
         finally:
+            self._routed = True
             hook.remove()
 
     def sample(self) -> bytes:
@@ -255,7 +271,10 @@ class Measurement:
         """For each session the logits ``[tokens, V]`` over all steps."""
         got: list[list[torch.Tensor]] = [[] for _ in sessions]
         for work in _STEPS:
-            logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
+            spans = [(i, sessions[i].length, sessions[i].length + count) for i, count in work]
+            routed = self._routed and self._choices and runner.mode.compiled is None
+            with self._choices.repeated(spans) if routed else nullcontext():
+                logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
             parts = torch.split(logits, [count for _, count in work])
             for (i, _), part in zip(work, parts, strict=True):
                 got[i].append(part)

@@ -31,7 +31,7 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
 from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
-from scheduler.model.measurement import MOST_SENSITIVE, Measurement, describe
+from scheduler.model.measurement import MOST_ROUTED, MOST_SENSITIVE, Measurement, describe
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.verdict import Verdict
 from scheduler.parallel.followers import Followers
@@ -39,7 +39,7 @@ from scheduler.parallel.ranks import RankLost
 
 log = logging.getLogger("warmturn.engine")
 
-_SEEDS = 3  # of roundings that are tried
+_SEEDS, _SEEDS_ROUTED = 3, 12  # of roundings that are tried
 _ROUNDS = 3  # in which steps with and without compiled modules are timed
 
 
@@ -312,11 +312,14 @@ class _Trial(Measurement):
             return float("inf")
 
     def _is_sensitive(self, mode: Mode, found: float) -> bool:
-        """Whether rounding makes the model be off by ``found`` too, as ``mode`` with programs is, and so allowed."""
-        if found > MOST_SENSITIVE:
+        """Whether rounding makes the model be off by ``found`` too, as ``mode`` with programs is, and so allowed.
+        Programs choose experts themselves, so their error is that of a few tokens with others or of none: rounding is
+        tried more often.
+        """
+        if found > (MOST_ROUTED if self.is_routed else MOST_SENSITIVE):
             return False
         with suppress(Exception):  # whatever a mode raises with what it has learned
-            for seed in range(_SEEDS):
+            for seed in range(_SEEDS_ROUTED if self.is_routed else _SEEDS):
                 if found <= (limit := self.sensitivity(mode, seed)):
                     log.info("the model is sensitive: rounding changes it by %.1e, programs by %.1e", limit, found)
                     self.rounding = max(self.rounding, limit)

@@ -211,6 +211,7 @@ def warn_of_unused(config: EngineConfig) -> None:
     """Tell of options that models that generate have."""
     given: Mapping[str, bool] = {
         "--weights": config.weights != "auto",
+        "--activations": config.activations != "auto",
         "--tensor-parallel": config.tensor_parallel > 1,
         "--adapter": bool(config.adapters),
         "--draft-model": config.draft_model is not None,

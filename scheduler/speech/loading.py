@@ -54,6 +54,7 @@ def load_recogniser(config: EngineConfig, tell: Any) -> tuple[Recogniser, ModelF
         for flag, given in (
             ("--tensor-parallel", config.tensor_parallel > 1),
             ("--weights", config.weights != "auto"),
+            ("--activations", config.activations != "auto"),
             ("--draft-model", config.draft_model is not None),
             ("--adapter", bool(config.adapters)),
         ):

@@ -22,6 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "device",
         "dtype",
         "weights",
+        "activations",
         "tensor_parallel",
         "speculate",
         "draft_model",

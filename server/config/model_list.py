@@ -20,6 +20,7 @@ OWN = frozenset(  # options that each model may have for itself
         "device",
         "dtype",
         "weights",
+        "activations",
         "tensor_parallel",
         "speculate",
         "draft_model",

@@ -112,6 +112,7 @@ class ServeConfig(BaseSettings):
     weights: Literal["auto", "int8", "int4"] = Field(
         default="auto", description="round the weights to so many bits, on a CPU; auto: as the checkpoint has them"
     )
+    activations: Literal["auto", "int8"] = Field(default="auto", description="inputs of products with packed weights")
     served_model_name: str | None = Field(
         default=None,
         min_length=1,
@@ -372,6 +373,7 @@ class ServeConfig(BaseSettings):
             device=self.device,
             dtype=self.dtype,
             weights=self.weights,
+            activations=self.activations,
             kv_dtype=self.kv_dtype,
             max_context=self.max_context,
             kv_memory=None if self.kv_memory is None else int(self.kv_memory),

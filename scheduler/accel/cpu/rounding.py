@@ -21,7 +21,7 @@ from scheduler.weights.stand_in import WeightStandIn
 
 log = logging.getLogger("warmturn.engine")
 BITS = {"int8": 8, "int4": 4}
-_TOKENS = 64  # made up, whose logits are compared
+MADE_UP = 64  # tokens whose logits are compared
 
 
 class Rounding:
@@ -33,7 +33,7 @@ class Rounding:
         that gives logits keeps 8 bits. Raises ``ValueError`` where there is none to round, or no compiler for the
         kernel that reads them.
         """
-        self._weights, self._before = weights, _logits(model)
+        self._weights, self._before = weights, made_up_logits(model)
         self.found: WeightRounding | None = None
         if kernel() is None:
             raise ValueError(f"--weights {weights} needs a C++ compiler, and there is none that works")
@@ -52,7 +52,7 @@ class Rounding:
     @torch.no_grad()
     def measure(self, model: Any) -> None:
         """Find out what it changed, when ``model`` computes with the rounded weights: ``found``."""
-        before, after, error, same = self._before, _logits(model), None, None
+        before, after, error, same = self._before, made_up_logits(model), None, None
         if before is not None and after is not None:
             error = float((after - before).norm() / before.norm().clamp_min(1e-30))
             same = float((after.argmax(-1) == before.argmax(-1)).float().mean())
@@ -76,10 +76,10 @@ def _plain(model: Any) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
                 yield module, name, weight.detach()
 
 
-def _logits(model: Any) -> torch.Tensor | None:
-    """float32 ``[64, vocabulary]`` for made-up tokens; None for a model that wants something else."""
+def made_up_logits(model: Any) -> torch.Tensor | None:
+    """float32 ``[MADE_UP, vocabulary]`` for made-up tokens; None for a model that wants something else."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.get_text_config(decoder=True).vocab_size, (1, _TOKENS), generator=generator)
+    ids = torch.randint(model.config.get_text_config(decoder=True).vocab_size, (1, MADE_UP), generator=generator)
     given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with suppress(Exception):  # whatever a model raises that needs more than text
         found: torch.Tensor = model(input_ids=ids, use_cache=False, **given).logits[0].float()

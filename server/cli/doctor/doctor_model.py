@@ -19,7 +19,14 @@ from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
 from scheduler.engine_stats import Stats
 from scheduler.extras import install_command
-from scheduler.model_facts import CapturedGraphs, KvRounding, ModelFacts, PoolingFacts, WeightReading
+from scheduler.model_facts import (
+    ActivationRounding,
+    CapturedGraphs,
+    KvRounding,
+    ModelFacts,
+    PoolingFacts,
+    WeightReading,
+)
 from scheduler.model_task import Task
 from scheduler.protocol import Loading, ModelFailed, Ready, StepOutputs
 from scheduler.speech_messages import SpeechFacts
@@ -83,6 +90,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
         return
     if (rounding := measured.facts.weight_rounding) is not None:
         yield ok("rounding", rounding.line, weights=rounding.weights, error=rounding.error, same=rounding.same)
+    if (activations := measured.facts.activation_rounding) is not None:
+        yield rounded_activations(activations)
     if (kv := measured.facts.kv_rounding) is not None:
         yield rounded(kv)
     if measured.facts.weight_reading is not None:
@@ -177,6 +186,15 @@ def rounded(kv: KvRounding) -> Finding:
     if kv.same is not None and kv.same < LEAST_SAME:
         return warning("kv", kv.line, "compare its replies with those of --kv-dtype auto", **figures)
     return ok("kv", kv.line, **figures)
+
+
+def rounded_activations(found: ActivationRounding) -> Finding:
+    """What ``--activations`` changes."""
+    figures = {"activations": found.activations, "error": found.error, "same": found.same}
+    if found.refused:
+        fix = "leave --activations out for this model"
+        return warning("activations", found.line, fix, refused=found.refused, **figures)
+    return ok("activations", found.line, **figures)
 
 
 def media(kinds: Sequence[str]) -> Finding:

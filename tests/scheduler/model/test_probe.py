@@ -383,6 +383,24 @@ def test_how_sensitive_a_model_is() -> None:
             mode.remove()
 
 
+@torch.no_grad()
+def test_a_mode_is_measured_with_the_experts_of_a_plain_forward() -> None:
+    """Of a model whose experts are so nearly equal to its router that rounding decides between them."""
+    model = make_model("qwen3_next")
+    for name, weight in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            weight[1::2] = weight[::2] * (1 + 1e-7)
+    scene = Measurement(model, read_layers(model.config), PAGE, None)
+    assert scene.is_routed
+    assert not Measurement(make_model("llama"), read_layers(make_model("llama").config), PAGE, None).is_routed
+    (mode, *_) = scene.candidates((PackedMode,))
+    with installed(mode):
+        assert scene.measure(mode).error < 1e-4
+        scene._routed = False
+        assert scene.measure(mode).error > 1e-2
+        mode.remove()
+
+
 def test_programs_that_cannot_be_made_do_not_fail_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("in any module")

@@ -222,7 +222,7 @@ struct Rows {  // of activations, `each` blocks apart, and what becomes of them:
 };
 
 // ROWS rows from `row` on times 64 columns of one block.
-template <class Values, int PARTS_OF_BLOCK, int ROWS, class Codes>
+template <class Values, int PARTS_OF_BLOCK, int PLANES, int ROWS, class Codes>
 inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Codes& codes, const Scales& of,
                          int64_t type, int32_t zero, bool first) {
     constexpr int64_t PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT;
@@ -230,14 +230,14 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
     for (int r = 0; r < ROWS; r++) x[r] = rows.x + (row + r) * rows.each;
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
         for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
-            Dots sums[ROWS][NEXT];
+            Dots<PLANES> sums[ROWS][NEXT];
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
                 Values values(w, tuple, column, codes);
 #pragma GCC unroll 8
                 for (int k = 0; k < Values::AT_ONCE; k++) {
                     // Otherwise compilers read many tuples first, more than registers hold. Two have their low bits in one.
                     if (k % 2 == 0) asm volatile("" ::: "memory");
-                    Tuple of_row[ROWS];
+                    Tuple<PLANES> of_row[ROWS];
                     for (int r = 0; r < ROWS; r++) of_row[r].load(*x[r], tuple + k);
                     for (int n = 0; n < NEXT; n++) {
                         vshorts value = values.get(k, n);
@@ -261,16 +261,16 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
 }
 
 // The rows from `row` on, ROWS at a time: the first that is left.
-template <class Values, int PARTS_OF_BLOCK, int ROWS, class Codes>
+template <class Values, int PARTS_OF_BLOCK, int PLANES, int ROWS, class Codes>
 inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const uint8_t* w, const Codes& codes,
                            const Scales& of, int64_t type, int32_t zero, bool first) {
     for (; row + ROWS <= count; row += ROWS)
-        packed_block<Values, PARTS_OF_BLOCK, ROWS>(rows, row, w, codes, of, type, zero, first);
+        packed_block<Values, PARTS_OF_BLOCK, PLANES, ROWS>(rows, row, w, codes, of, type, zero, first);
     return row;
 }
 
 // Up to MOST_ROWS rows times 64 columns.
-template <int BITS, int PARTS_OF_BLOCK, class Codes>
+template <int BITS, int PARTS_OF_BLOCK, int PLANES, class Codes>
 inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
                            int64_t rows, float* y, int64_t y_row) {
     constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && sizeof(Codes) == sizeof(Themselves);
@@ -290,16 +290,16 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
         if (rows < MANY) {
             using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH, Codes>;
             using One = Stored<BITS, WIDTH, Codes>;
-            int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, codes, of, type, zero, b == 0);
-            packed_rows<One, PARTS_OF_BLOCK, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
+            int64_t done = packed_rows<Two, PARTS_OF_BLOCK, PLANES, 2>(all, 0, rows, w, codes, of, type, zero, b == 0);
+            packed_rows<One, PARTS_OF_BLOCK, PLANES, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
         } else {
             const uint8_t* ready = prepared.template prepare<BITS>(w, codes, zero);
             using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
             int64_t done = 0;
             if (TOGETHER == 2)
-                done = packed_rows<Prepared<2>, PARTS_OF_BLOCK, 4>(all, done, rows, ready, codes, of, type, zero, b == 0);
-            done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
-            packed_rows<Prepared<4>, PARTS_OF_BLOCK, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
+                done = packed_rows<Prepared<2>, PARTS_OF_BLOCK, PLANES, 4>(all, done, rows, ready, codes, of, type, zero, b == 0);
+            done = packed_rows<Two, PARTS_OF_BLOCK, PLANES, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
+            packed_rows<Prepared<4>, PARTS_OF_BLOCK, PLANES, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
         }
     }
     for (int64_t row = 0; row < rows; row++) std::memcpy(y + row * y_row, sums[row], sizeof sums[row]);
@@ -308,8 +308,13 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
 template <int BITS, class Codes = Themselves>
 inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
                         int64_t y_row, const Codes& codes = Codes()) {
-    if (type & SHORT) packed_columns<BITS, 2>(w, codes, type, blocks, x, rows, y, y_row);
-    else packed_columns<BITS, 1>(w, codes, type, blocks, x, rows, y, y_row);
+    if constexpr (TOGETHER == 4)
+        if (warmturn_activation_bytes == 1) {
+            if (type & SHORT) return packed_columns<BITS, 2, 1>(w, codes, type, blocks, x, rows, y, y_row);
+            return packed_columns<BITS, 1, 1>(w, codes, type, blocks, x, rows, y, y_row);
+        }
+    if (type & SHORT) packed_columns<BITS, 2, 2>(w, codes, type, blocks, x, rows, y, y_row);
+    else packed_columns<BITS, 1, 2>(w, codes, type, blocks, x, rows, y, y_row);
 }
 
 inline int64_t bits_of(int64_t type) { return type & NIBBLES ? 4 + (type >> 16 & 15) : 8; }

@@ -1,6 +1,7 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
 // processors multiply bytes (VNNI), an activation is 256 * high + low of two bytes with a sign, which are multiplied with
-// the stored bytes one after the other; elsewhere bytes are widened to 16 bits first.
+// the stored bytes one after the other; elsewhere bytes are widened to 16 bits first. With --activations int8 the first
+// have one byte (PLANES), and half the work.
 
 #pragma once
 
@@ -22,22 +23,30 @@ constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
 constexpr int64_t TOGETHER = 2;
 #endif
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
-constexpr int64_t MOST_ACTIVATION = 127 * 256 + 127;
+constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vshorts __attribute__((vector_size(LANES * 4)));
 typedef int8_t vfine_in_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
 
+}  // namespace
+
+extern "C" {
+int64_t warmturn_activation_bytes = 2;  // or 1, only where TOGETHER is 4
+}
+
+namespace {
+
 struct Quantised {  // 32 activations, x[i] * scale each
 #if defined(WARMTURN_BYTES)
-    int8_t high[BLOCK], low[BLOCK];
-    void set(int64_t i, int32_t value) { low[i] = int8_t(value), high[i] = int8_t((value - low[i]) >> 8); }
-    int32_t get(int64_t i) const { return 256 * high[i] + low[i]; }
+    int8_t high[BLOCK], low[BLOCK];  // of one byte: `high` alone
+    void set(int64_t i, int32_t value, bool byte) {
+        low[i] = byte ? 0 : int8_t(value), high[i] = int8_t(byte ? value : (value - low[i]) >> 8);
+    }
 #else
     int16_t x[BLOCK];
-    void set(int64_t i, int32_t value) { x[i] = int16_t(value); }
-    int32_t get(int64_t i) const { return x[i]; }
+    void set(int64_t i, int32_t value, bool) { x[i] = int16_t(value); }
 #endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
@@ -52,10 +61,12 @@ inline vi broadcast(const void* from) {  // 4 bytes to each lane
 
 // Sums of products of LANES columns: `add` takes a tuple of each column, and of the activations the same tuple for all.
 #if defined(WARMTURN_BYTES)
+template <int PLANES>
 struct Tuple {
     vi high, low;
     void load(const Quantised& of, int64_t tuple) {
-        high = broadcast(of.high + tuple * TOGETHER), low = broadcast(of.low + tuple * TOGETHER);
+        high = broadcast(of.high + tuple * TOGETHER);
+        if (PLANES == 2) low = broadcast(of.low + tuple * TOGETHER);
     }
 };
 
@@ -70,22 +81,26 @@ inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign an
 #endif
 }
 
+template <int PLANES>
 struct Dots {
     vi high{}, low{};
-    void add(vshorts w, const Tuple& x) {
-        high = add_products(high, (vi)w, x.high), low = add_products(low, (vi)w, x.low);
+    void add(vshorts w, const Tuple<PLANES>& x) {
+        high = add_products(high, (vi)w, x.high);
+        if (PLANES == 2) low = add_products(low, (vi)w, x.low);
     }
-    vi total() const { return (high << 8) + low; }
+    vi total() const { return PLANES == 2 ? (high << 8) + low : high; }
 };
 #else
+template <int>
 struct Tuple {
     vi both;
     void load(const Quantised& of, int64_t tuple) { both = broadcast(of.x + tuple * TOGETHER); }
 };
 
+template <int PLANES>
 struct Dots {
     vi sum{};
-    void add(vshorts w, const Tuple& x) {
+    void add(vshorts w, const Tuple<PLANES>& x) {
 #if defined(__AVX512BW__)
         sum += (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x.both);
 #elif defined(__AVX2__)
@@ -109,6 +124,8 @@ inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 // One row of float32 as products with packed weights want it: a row of [rows][blocks].
 inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised* to) {
     Quantised* out = to + row * blocks_of(in);
+    const bool byte = TOGETHER == 4 && warmturn_activation_bytes == 1;
+    const int32_t most_of = byte ? MOST_OF_BYTE : MOST_ACTIVATION;
     for (int64_t at = 0; at < in; at += BLOCK, out++) {
         float values[BLOCK] = {};
         std::memcpy(values, from + at, (in - at < BLOCK ? in - at : BLOCK) * sizeof(float));
@@ -120,18 +137,16 @@ inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised
         }
         float size = fold(most, larger), all = fold(sum, [](vf p, vf q) { return p + q; });
         bool finite = size <= 3.0e38f && all == all;
-        out->scale = finite ? size / MOST_ACTIVATION : NAN;
-        float up = finite && size > 1e-30f ? MOST_ACTIVATION / size : 0;
+        out->scale = finite ? size / most_of : NAN;
+        float up = finite && size > 1e-30f ? most_of / size : 0;
         if (up == 0 && finite) out->scale = 0;
+        out->sums[0] = out->sums[1] = 0;
         for (int64_t i = 0; i < BLOCK; i++) {
             float shifted = (finite ? values[i] : 0.0f) * up + 12582912.0f;  // the nearest integer in the low bits
             int32_t bits;
             std::memcpy(&bits, &shifted, 4);
-            out->set(i, bits - 0x4b400000);
-        }
-        for (int64_t half = 0; half < 2; half++) {
-            out->sums[half] = 0;
-            for (int64_t i = 0; i < BLOCK / 2; i++) out->sums[half] += out->get(half * BLOCK / 2 + i);
+            out->set(i, bits - 0x4b400000, byte);
+            out->sums[i / (BLOCK / 2)] += bits - 0x4b400000;
         }
     }
 }

@@ -16,6 +16,7 @@ from program_kit import compiled
 
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.program import product
+from scheduler.accel.cpu.real_form import RealForm
 from scheduler.weights.code_layout import ONE_TO_A_BYTE
 from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_source import GgufSource
@@ -164,16 +165,40 @@ def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
     assert torch.equal(run(x[5:10]), together[5:10])
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_inputs_of_one_byte_give_exact_products_of_what_they_round_to(name: str) -> None:
+    """Where the processor multiplies bytes; elsewhere nothing changes."""
+    source, kernel = FORMS[name], compiled()
+    x = torch.randn(51, source.inside, generator=torch.Generator().manual_seed(3))
+    matrix = PackedMatrix(source)
+    if source.order is not None or source.inside % 32 or isinstance(matrix._form, RealForm):
+        return
+    blocks = x.view(51, -1, 32)
+    scales = blocks.abs().amax(2, keepdim=True) / 127
+    rounded = (blocks / scales).round() * scales if kernel.multiplies_bytes else blocks
+    run = product(matrix, None, torch.float32, kernel)
+    kernel.activation_bytes = 1
+    try:
+        got, few = run(x), run(x[30:33])
+    finally:
+        kernel.activation_bytes = 2
+    want = F.linear(rounded.view(51, -1).double(), source.dequantise(0, source.out).double())
+    assert ((got - want).norm() / want.norm()).item() < 2e-4
+    assert torch.equal(few, got[30:33])
+    if kernel.multiplies_bytes:
+        assert ((run(x) - got).norm() / got.norm()).item() > 1e-3
+
+
 @pytest.mark.wide
 def test_processors_of_the_other_kind_compute_the_same() -> None:
     """Those that multiply bytes, in C++ without their instructions; or, on one of these, those that do not."""
     here = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     if compiled().together == 2:
         here["CXX"] = f"{os.environ.get('CXX') or 'c++'} -DWARMTURN_BYTES"
-    wanted = "comes_back or (float64 and 11) or whatever"
+    wanted = "comes_back or (float64 and 11) or whatever or one_byte"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", wanted]
     ran = subprocess.run(command, env=here, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert f"{3 * len(FORMS)} passed" in ran.stdout, ran.stdout
+    assert f"{4 * len(FORMS)} passed" in ran.stdout, ran.stdout
 
 
 def test_asking_for_memory_ahead_changes_no_bit() -> None:

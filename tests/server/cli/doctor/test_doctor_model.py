@@ -16,7 +16,14 @@ from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
 from scheduler.engine_stats import Stats
-from scheduler.model_facts import KvRounding, MediaMarks, PoolingFacts, WeightReading, WeightRounding
+from scheduler.model_facts import (
+    ActivationRounding,
+    KvRounding,
+    MediaMarks,
+    PoolingFacts,
+    WeightReading,
+    WeightRounding,
+)
 from scheduler.speech_messages import SpeechFacts
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
@@ -123,6 +130,22 @@ def test_how_fast_weights_are_read(tmp_path: Path) -> None:
 )
 def test_what_rounded_kv_changes(kv: KvRounding, level: Level, told: str) -> None:
     finding = doctor_model.rounded(kv)
+    assert (finding.level, told in finding.text) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "told"),
+    [
+        (ActivationRounding("int8", 0.0125, 0.988), Level.OK, "rounded to int8: logits differ by 1.2% (root"),
+        (
+            ActivationRounding("int8", None, None, "no"),
+            Level.WARNING,
+            "is not used, inputs of products keep 16 bits",
+        ),
+    ],
+)
+def test_what_rounded_inputs_change(found: ActivationRounding, level: Level, told: str) -> None:
+    finding = doctor_model.rounded_activations(found)
     assert (finding.level, told in finding.text) == (level, True)
 
 
