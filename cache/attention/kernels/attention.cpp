@@ -48,10 +48,15 @@ struct Work : Layout<T> {
         }
 #endif
         read_queries(s, scratch);
-        for (Block<T> block; from < end; from += BLOCK) {
-            locate(s, from, end, block);
+        // The block after the last is read next where no other thread takes the next range.
+        int64_t further = call.together ? end : stop;
+        Block<T> blocks[2];
+        if (from < end) locate(s, from, end, blocks[0]);
+        for (int now = 0; from < end; from += BLOCK, now ^= 1) {
+            Block<T>* next = from + BLOCK < further ? &blocks[now ^ 1] : nullptr;
+            if (next) locate(s, from + BLOCK, from + BLOCK < end ? end : further, *next);
             for (int64_t head = 0; head < call.key_heads; head++)
-                one_head(s, block, head, scratch, part, scratch + query_floats(s), scratch + work_floats(s));
+                one_head(s, blocks[now], next, head, scratch, part, scratch + query_floats(s), scratch + work_floats(s));
         }
     }
 
@@ -66,8 +71,8 @@ struct Work : Layout<T> {
             }
     }
 
-    void one_head(const Span& s, const Block<T>& block, int64_t head, const float* queries, Partial part,
-                  float* scratch, float* widened) const {
+    void one_head(const Span& s, const Block<T>& block, const Block<T>* next, int64_t head, const float* queries,
+                  Partial part, float* scratch, float* widened) const {
         float *columns = scratch, *plain = columns + BLOCK * key_width;
         T* spare = (T*)(plain + BLOCK * value_row.padded);
         const T *keys[BLOCK], *values[BLOCK];
@@ -81,7 +86,8 @@ struct Work : Layout<T> {
             point(block.values, block.count, head * call.value_head, value_row, spare + BLOCK * CHUNK, values);
         }
         for (int j = block.count; j % LANES; j++) keys[j] = keys[j - 1], values[j] = values[j - 1];
-        turn(keys, values, block.count, key_row, columns);
+        Ahead<T> ahead{call.codec ? nullptr : next, head * call.key_head, head * call.value_head};
+        turn(keys, block.count, key_row, ahead, columns);
         int64_t rows = s.size * group, first = head * rows;
         queries += first * key_width;
         Partial mine = {part.sums + first * value_row.padded, part.most + first, part.total + first};

@@ -37,16 +37,33 @@ inline void spread(f16, vf word, float* columns, int i) {
     store(columns + (2 * i + 1) * BLOCK, halves((vu)word >> 16));
 }
 
-// Keys as columns, in float32: columns[d * BLOCK + j] = element d of key j, for a count rounded up to LANES. The values
-// beside them are fetched meanwhile; asking for more lines at once, or sooner, stalls on the few that can be under way.
 template <class T>
-void turn(const T* const* keys, const T* const* values, int count, const Row& row, float* columns) {
+struct Block {  // up to BLOCK keys of one session; pointers behind the last are like it
+    const T *keys[BLOCK], *values[BLOCK];
+    int64_t first;
+    int count;
+};
+
+template <class T>
+struct Ahead {  // a head's rows of the block that is read next, or of none
+    const Block<T>* block;
+    int64_t key, value;  // elements before the head's
+};
+
+// Keys as columns, in float32: columns[d * BLOCK + j] = element d of key j, for a count rounded up to LANES. The next
+// block is asked for meanwhile, a line of each of some rows at a time: more at once would stall on the few that can be
+// under way. It comes into the second cache, as the nearest one has no room. (GCC drops functions that only ask.)
+template <class T>
+void turn(const T* const* keys, int count, const Row& row, const Ahead<T>& ahead, float* columns) {
     for (int j = 0; j < count; j += LANES) {
         for (int64_t c = 0; c < row.chunks; c++) {
             for (unsigned half = 0; half < sizeof(T) / 2; half++) {  // a chunk is one register of words, or two
                 int64_t at = row.at(c) + half * LANES;
                 vf words[LANES];
-                for (int i = 0; i < LANES; i++) __builtin_prefetch(values[j + i] + at);
+                for (int i = 0; ahead.block && i < LANES; i++) {
+                    __builtin_prefetch(ahead.block->keys[j + i] + ahead.key + at, 0, 2);
+                    __builtin_prefetch(ahead.block->values[j + i] + ahead.value + at, 0, 2);
+                }
                 for (int i = 0; i < LANES; i++) words[i] = load((const float*)(keys[j + i] + at));
                 transpose(words);
                 for (int i = 0; i < LANES; i++) spread(T(), words[i], columns + at * BLOCK + j, i);
@@ -109,12 +126,5 @@ float soften(float* scores, float& most, float& total) {
     most = now;
     return factor;
 }
-
-template <class T>
-struct Block {  // up to BLOCK keys of one session
-    const T *keys[BLOCK], *values[BLOCK];
-    int64_t first;
-    int count;
-};
 
 }  // namespace

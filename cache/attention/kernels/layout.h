@@ -89,6 +89,7 @@ struct Layout {
                 block.values[j] = (const T*)(value + offset * call.value_token * size);
             }
         }
+        for (int j = block.count; j < BLOCK; j++) block.keys[j] = block.keys[j - 1], block.values[j] = block.values[j - 1];
     }
 };
 

@@ -131,6 +131,33 @@ inline vf zip(vf a, vf b, std::index_sequence<I...>) {  // a0 b0 a1 b1 ..., the 
     return __builtin_shufflevector(a, b, int(I / 2 + (HIGH ? LANES / 2 : 0) + I % 2 * LANES)...);
 }
 
+#if defined(__AVX512F__)
+template <int... I>
+inline vf pick(vf a, vf b) { return __builtin_shufflevector(a, b, I...); }
+// Words, pairs of words, or quarters of registers of two rows, in instructions that cost less than `zip` does.
+inline vf low_words(vf a, vf b) { return pick<0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29>(a, b); }
+inline vf high_words(vf a, vf b) { return pick<2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31>(a, b); }
+inline vf low_pairs(vf a, vf b) { return pick<0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29>(a, b); }
+inline vf high_pairs(vf a, vf b) { return pick<2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31>(a, b); }
+inline vf even_quarters(vf a, vf b) { return pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b); }
+inline vf odd_quarters(vf a, vf b) { return pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b); }
+
+inline void transpose(vf* rows) {  // 16 * 16 words in place
+    vf fours[16];  // of each four rows, four words of a column in each quarter
+    for (int i = 0; i < 16; i += 4) {
+        vf low = low_words(rows[i], rows[i + 1]), high = high_words(rows[i], rows[i + 1]);
+        vf other_low = low_words(rows[i + 2], rows[i + 3]), other_high = high_words(rows[i + 2], rows[i + 3]);
+        fours[i] = low_pairs(low, other_low), fours[i + 1] = high_pairs(low, other_low);
+        fours[i + 2] = low_pairs(high, other_high), fours[i + 3] = high_pairs(high, other_high);
+    }
+    for (int k = 0; k < 4; k++) {
+        vf even = even_quarters(fours[k], fours[4 + k]), odd = odd_quarters(fours[k], fours[4 + k]);
+        vf even_below = even_quarters(fours[8 + k], fours[12 + k]), odd_below = odd_quarters(fours[8 + k], fours[12 + k]);
+        rows[k] = even_quarters(even, even_below), rows[8 + k] = odd_quarters(even, even_below);
+        rows[4 + k] = even_quarters(odd, odd_below), rows[12 + k] = odd_quarters(odd, odd_below);
+    }
+}
+#else
 inline void transpose(vf* rows) {  // LANES * LANES words in place: each turn moves one bit of a word's place
     auto lanes = std::make_index_sequence<LANES>();
     for (int turn = 1; turn < LANES; turn *= 2) {
@@ -142,5 +169,6 @@ inline void transpose(vf* rows) {  // LANES * LANES words in place: each turn mo
         }
     }
 }
+#endif
 
 }  // namespace

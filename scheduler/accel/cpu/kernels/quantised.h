@@ -29,6 +29,7 @@ constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many su
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vshorts __attribute__((vector_size(LANES * 4)));
 typedef int8_t vfine_in_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int16_t vshort_in_memory __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
 
 }  // namespace
 
@@ -41,12 +42,16 @@ namespace {
 struct Quantised {  // 32 activations, x[i] * scale each
 #if defined(WARMTURN_BYTES)
     int8_t high[BLOCK], low[BLOCK];  // of one byte: `high` alone
-    void set(int64_t i, int32_t value, bool byte) {
-        low[i] = byte ? 0 : int8_t(value), high[i] = int8_t(byte ? value : (value - low[i]) >> 8);
+    void set(int64_t i, vi values, bool byte) {  // LANES of them
+        vi lows = byte ? vi{} : values << 24 >> 24, highs = byte ? values : (values - lows) >> 8;
+        *(vfine_in_memory*)(low + i) = __builtin_convertvector(lows, vfine_in_memory);
+        *(vfine_in_memory*)(high + i) = __builtin_convertvector(highs, vfine_in_memory);
     }
 #else
     int16_t x[BLOCK];
-    void set(int64_t i, int32_t value, bool) { x[i] = int16_t(value); }
+    void set(int64_t i, vi values, bool) {  // LANES of them
+        *(vshort_in_memory*)(x + i) = __builtin_convertvector(values, vshort_in_memory);
+    }
 #endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
@@ -140,14 +145,15 @@ inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised
         out->scale = finite ? size / most_of : NAN;
         float up = finite && size > 1e-30f ? most_of / size : 0;
         if (up == 0 && finite) out->scale = 0;
-        out->sums[0] = out->sums[1] = 0;
-        for (int64_t i = 0; i < BLOCK; i++) {
-            float shifted = (finite ? values[i] : 0.0f) * up + 12582912.0f;  // the nearest integer in the low bits
-            int32_t bits;
-            std::memcpy(&bits, &shifted, 4);
-            out->set(i, bits - 0x4b400000, byte);
-            out->sums[i / (BLOCK / 2)] += bits - 0x4b400000;
+        vf sums[2] = {};  // whole numbers below 2^24
+        for (int64_t i = 0; i < BLOCK; i += LANES) {
+            vf shifted = (finite ? load(values + i) : vf{}) * up + 12582912.0f;  // the nearest integer in the low bits
+            vi whole = (vi)shifted - 0x4b400000;
+            out->set(i, whole, byte);
+            sums[i / (BLOCK / 2)] += __builtin_convertvector(whole, vf);
         }
+        for (int half = 0; half < 2; half++)
+            out->sums[half] = int32_t(fold(sums[half], [](vf p, vf q) { return p + q; }));
     }
 }
 
