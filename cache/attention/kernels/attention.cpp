@@ -49,7 +49,7 @@ struct Work : Layout<T> {
 #endif
         read_queries(s, scratch);
         // The block after the last is read next where no other thread takes the next range.
-        int64_t further = call.together ? end : stop;
+        int64_t further = call.together && call.threads > 1 ? end : stop;
         Block<T> blocks[2];
         if (from < end) locate(s, from, end, blocks[0]);
         for (int now = 0; from < end; from += BLOCK, now ^= 1) {
