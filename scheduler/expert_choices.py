@@ -25,7 +25,7 @@ class ExpertChoices:
         self._made: list[dict[_Asked, list[torch.Tensor]]] = []  # of each timeline, call by call: [tokens, m, chosen]
 
     def __bool__(self) -> bool:
-        return any(self._made)
+        return any(part.numel() for made in self._made for calls in made.values() for part in calls)
 
     @contextmanager
     def noted(self, tokens: int) -> Iterator[None]:
@@ -34,8 +34,8 @@ class ExpertChoices:
 
         def note(numbers: torch.Tensor, found: Any) -> Any:
             among, chosen = numbers.shape[-1], found.indices.shape[-1]
-            rows = found.indices.numel() // max(1, chosen)
-            parts = found.indices.reshape(tokens, -1, chosen) if chosen and rows % tokens == 0 else torch.empty(0)
+            experts = chosen and among != tokens and _is_of(numbers, tokens)  # as many as tokens: those are keys
+            parts = found.indices.reshape(tokens, -1, chosen).clone() if experts else torch.empty(0)
             made[among, chosen].append(parts)
             return found
 
@@ -57,7 +57,8 @@ class ExpertChoices:
             for timeline, first, last in spans:
                 made = self._made[timeline].get(asked, [])
                 parts.append(made[number][first:last] if number < len(made) else torch.empty(0))
-            if not all(parts[0].shape[1:] == part.shape[1:] and part.numel() for part in parts):
+            alike = all(part.numel() and parts[0].shape[1:] == part.shape[1:] for part in parts)
+            if not alike or not _is_of(numbers, sum(len(part) for part in parts)):
                 return found
             if (chosen := torch.cat(parts)).numel() != found.indices.numel():
                 return found
@@ -80,6 +81,11 @@ class _Topk(TorchFunctionMode):
         if func not in _TOPK or not _is_usual(*args, **(kwargs or {})):
             return found
         return self._see(args[0] if args else kwargs["input"], found)
+
+
+def _is_of(numbers: torch.Tensor, rows: int) -> bool:
+    """Whether a tensor has something for each of so many rows, one after the other."""
+    return rows == 1 or [size for size in numbers.shape[:-1] if size != 1][:1] == [rows]
 
 
 def _is_usual(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import torch
 
 from scheduler.accel.cpu import ways
+from scheduler.accel.cpu.activations import round_activations
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.protocol import Loading
@@ -24,8 +26,12 @@ def load_draft_model(config: EngineConfig, served: LoadedModel, tell: Any) -> Lo
     assert config.draft_model is not None
     tell(Loading("loading the draft model"))
     threads, latest = torch.get_num_threads(), ways.latest
-    settings = {"model": config.draft_model, "generation_config": "openai", "weights": "auto", "tensor_parallel": 1}
-    draft = load(msgspec.structs.replace(config, **settings), lambda _: None)
+    settings = {"model": config.draft_model, "generation_config": "openai", "weights": "auto", "activations": "auto"}
+    try:
+        draft = load(msgspec.structs.replace(config, tensor_parallel=1, **settings), lambda _: None)
+    finally:
+        round_activations(served.activations)  # for both; it was measured without
+    draft = replace(draft, activations=served.activations)
     torch.set_num_threads(threads)  # as many as the served model has work for
     ways.latest = latest
     if obstacle := _obstacle(draft, served):

@@ -107,6 +107,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
             tell(Loading("starting the other ranks"))
             followers = Followers(config, device)
         tell(Loading("loading the weights"))
+        round_activations(None)  # until the model is measured
         model, weights = read_model(config, settings, device)
         said, source = (_own(model), "model") if chosen is None else chosen
         generation = generation_of(said, source)
@@ -164,11 +165,10 @@ def _check_activations(config: EngineConfig, device: torch.device) -> None:
 
 
 def _name(weights: str, config: EngineConfig) -> str:
-    """The digest of the weights as they are served, and multiplied."""
-    for kind, asked in (("", config.weights), ("activations ", config.activations)):
-        if asked != "auto":
-            weights = hashlib.blake2b(f"{weights} {kind}{asked}".encode(), digest_size=16).hexdigest()
-    return weights
+    """The digest of the weights as they are served."""
+    if config.weights == "auto":
+        return weights
+    return hashlib.blake2b(f"{weights} {config.weights}".encode(), digest_size=16).hexdigest()
 
 
 def _codec(config: EngineConfig) -> Codec:
@@ -229,6 +229,8 @@ def prepare(
             packing = _pack(model, found, rounding)
             bytewise = measure_activations(model) if activations != "auto" else None
             verdict = _probe(model, layers, rope, found, options, context, packing, codec)
+            if bytewise is not None and not packing:
+                bytewise = ActivationRounding(activations, None, None, "no mode is right with packed weights")
             KnownModel(describe(verdict.mode), found.answers, verdict.measured).write(known)
         else:
             followers.mirror(model)
@@ -292,7 +294,7 @@ def _probe(
 
 def fingerprint(loaded: LoadedModel) -> str:
     """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode, and
-    how KV is kept if not exactly, or as rows.
+    how KV is kept if not exactly, or as rows, and how inputs of products are rounded if to 8 bits.
     """
     facts: tuple[str | int, ...] = (
         *(str(loaded.tokenizer.chat_template), len(loaded.tokenizer)),
@@ -300,6 +302,8 @@ def fingerprint(loaded: LoadedModel) -> str:
     )
     if loaded.verdict.codec is not Codec.EXACT:
         facts += (str(loaded.verdict.codec),)
+    if loaded.activations is not None and not loaded.activations.refused:
+        facts += (f"activations {loaded.activations.activations}",)
     if any(shape.joined for shape in loaded.verdict.shapes.values()):
         facts += ("joined",)
     return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -120,6 +120,15 @@ class Measurement:
         """Whether the model chooses, as routers of experts do."""
         return bool(self._choices)
 
+    @contextmanager
+    def unrouted(self) -> Iterator[None]:
+        """Modes choose for themselves meanwhile."""
+        self._routed = False
+        try:
+            yield
+        finally:
+            self._routed = True
+
     def is_causal(self) -> bool:
         """Whether what the model says of a token does not depend on later ones."""
         pairs = zip(self.sessions, self.expected, strict=True)
@@ -203,12 +212,10 @@ class Measurement:
             return found * (1 + torch.where(up, 1, -1) * unit).to(found.dtype)
 
         hook = self.model.get_input_embeddings().register_forward_hook(change)
-        self._routed = False
         try:
-            with mode.uncompiled(programs=False):
+            with self.unrouted(), mode.uncompiled(programs=False):
                 return min(self.measure(mode).error, MOST_ROUTED if self.is_routed else MOST_SENSITIVE)
         finally:
-            self._routed = True
             hook.remove()
 
     def sample(self) -> bytes:
@@ -261,7 +268,8 @@ class Measurement:
         for stored in (shapes, others):
             runner, store = self.make_runner(mode, stored)
             sessions = [self.begin_session(like, mode, store) for like in self.sessions]
-            made.append(torch.cat(self._logits(runner, sessions)).float())
+            with self.unrouted():  # where a verdict is known, no choices are
+                made.append(torch.cat(self._logits(runner, sessions)).float())
         before, after = made
         return relative_error(after, before), float((after.argmax(-1) == before.argmax(-1)).float().mean())
 
@@ -272,7 +280,7 @@ class Measurement:
         got: list[list[torch.Tensor]] = [[] for _ in sessions]
         for work in _STEPS:
             spans = [(i, sessions[i].length, sessions[i].length + count) for i, count in work]
-            routed = self._routed and self._choices and runner.mode.compiled is None
+            routed = self._routed and self._choices and runner.mode.compiled is None and self.followers is None
             with self._choices.repeated(spans) if routed else nullcontext():
                 logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
             parts = torch.split(logits, [count for _, count in work])

@@ -282,10 +282,12 @@ class _Trial(Measurement):
         if not (fused or mode.in_place):
             return fused
         found = self._error_of(mode)
-        if found <= allowed or self._is_sensitive(mode, found):
+        if found <= allowed:
             return fused
         with mode.uncompiled(programs=False):
             learned = self._is_right(mode, allowed)
+        if learned and self._is_sensitive(mode, found):
+            return fused
         if not learned:
             mode.in_place = frozenset()
             if self._is_right(mode, allowed):
@@ -330,7 +332,9 @@ class _Trial(Measurement):
         """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
         slower; how many modules."""
         compiling.tell()
-        allowed = max(self.rounding, 2 * error)
+        with self.unrouted():  # compiled layers choose experts themselves
+            free = self.measure(mode).error if self.is_routed else error
+        allowed = max(self.rounding, 2 * error, min(2 * free, MOST_ROUTED))
         try:
             compiled = mode.compile(compiling.backend, lambda: self.measure(mode))
             if not compiled:

@@ -45,6 +45,18 @@ def test_groups_of_experts_too() -> None:
         assert torch.equal(route(-numbers[1:3])[1], made[1:3])
 
 
+def test_what_does_not_begin_with_the_tokens_is_left_alone() -> None:
+    """Heads of sparse attention that choose keys, and blocks of them."""
+    choices, by_head, keys = ExpertChoices(), torch.randn(1, 3, TOKENS, EXPERTS), torch.randn(TOKENS, TOKENS)
+    with choices.noted(TOKENS):
+        route(by_head)
+        route(keys)
+    assert not choices
+    with choices.repeated([(0, 5, 6)]):
+        assert torch.equal(route(-by_head[:, :, 5:])[1], (-by_head[:, :, 5:]).topk(CHOSEN).indices)
+        assert torch.equal(route(-keys[5:])[1], (-keys[5:]).topk(CHOSEN).indices)
+
+
 def test_what_is_something_else_is_left_alone() -> None:
     choices, _ = noted()
     with choices.repeated([(0, 0, 3)]):

@@ -56,12 +56,14 @@ class Fusion:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within it, the modules run as they are."""
+        """Within it, the model and the modules run as they are."""
+        recorded, self._recorded = self._recorded, None
         for fused in self._fused:
             fused.aside = True
         try:
             yield
         finally:
+            self._recorded = recorded
             for fused in self._fused:
                 fused.aside = False
 

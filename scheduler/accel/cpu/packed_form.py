@@ -51,6 +51,8 @@ class PackedForm:
         if not _is_whole(source):
             raise NotPackable("its values are no whole numbers")
         bits, table = _stored_bits(source), tuple(int(value) for value in source.table or ())
+        if bits == 5 and group < BLOCK:
+            bits = 6  # eight tuples have their fifth bits together, and a scale may be of four
         zero = 0 if table else source.zero - (128 if bits == 8 else 0)
         if not -128 <= zero <= 127:
             raise NotPackable(f"its zero is {source.zero}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from scheduler.accel.cpu import activations, rounding
 from scheduler.accel.cpu.activations import round_activations
 from scheduler.accel.cpu.program_kernel import ProgramKernel, kernel
 from scheduler.engine_config import EngineConfig
+from scheduler.model import draft_model
+from scheduler.model.draft_model import load_draft_model
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model_facts import ActivationRounding
 
@@ -56,6 +59,7 @@ def test_it_is_used_where_it_changes_little(compiled: ProgramKernel, caplog: pyt
     exact = loaded(activations="auto")
     assert (exact.activations, compiled.activation_bytes) == (None, 2)
     assert fingerprint(exact) != fingerprint(made)
+    assert fingerprint(replace(made, activations=ActivationRounding("int8", None, None, "no"))) == fingerprint(exact)
 
 
 def test_where_it_changes_much_inputs_keep_16_bits(compiled: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +85,23 @@ def test_why_it_is_not_used(
     assert found is not None
     assert why in found.line
     assert compiled.activation_bytes == 2
+
+
+def test_a_draft_model_is_measured_without_it_and_multiplies_as_the_served_one(
+    compiled: ProgramKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, seen = loaded(activations="auto", weights="auto"), []
+
+    def load_it(config: EngineConfig, tell: Any) -> LoadedModel:
+        seen.append(config.activations)
+        return served
+
+    monkeypatch.setattr(draft_model, "load", load_it)
+    config = EngineConfig("", str(DEMO), device="cpu", activations="int8", draft_model=str(DEMO))
+    for found, count in ((ActivationRounding("int8", 0.01, 1.0), 1), (ActivationRounding("int8", None, None, "no"), 2)):
+        draft = load_draft_model(config, replace(served, activations=found), lambda _: None)
+        assert (draft.activations, compiled.activation_bytes) == (found, count)
+    assert seen == ["auto", "auto"]
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

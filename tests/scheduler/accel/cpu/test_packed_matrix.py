@@ -118,6 +118,7 @@ FORMS = {
     "floats of 8 bits": Source(83, 160, table=E4M3, floats=True),
     "floats of 8 bits in groups of 128": Source(84, 384, group=128, table=E4M3, floats=True),
     "zeros": Source(73, 256, bits=4, zero=8, zeros=True),
+    "5 bits in groups of 16": Source(70, 96, bits=5, group=16, zero=16),
     "zeros beside scales in float32": Source(74, 96, bits=4, zero=8, zeros=True, floats=True),
     "zeros of groups of 16": Source(77, 96, bits=4, group=16, zero=8, zeros=True),
     "another order": Source(75, 96, bits=4, zero=8, shuffled=True),
