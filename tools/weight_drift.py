@@ -1,16 +1,17 @@
-"""What products with packed weights change: ``python -m tools.weight_drift``.
+"""What products with packed weights change: ``python -m tools.weight_drift [--activations int8]``.
 
 Weights of the demo model, which is trained, and of random models are packed in every form that the kernel has. The
 logits of 2,000 tokens are compared with those of the same model in float32 with the values that the packed weights
-stand for: the error of the products alone, not of rounding weights.
+stand for: the error of the products alone, not of rounding weights. With int8 their inputs have one byte.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3
 
 from scheduler.accel.cpu.experts import is_experts, pack_experts
 from scheduler.accel.cpu.packing import Packing
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.model.measurement import relative_error
 from scheduler.weights.packed_source import PackedRows
@@ -91,8 +93,8 @@ class Packed:
         return unpack(self.rows(start, stop), self.zero, self.table)
 
     def _some(self, index: Any) -> PackedRows:
-        parts: dict[str, torch.Tensor | None] = vars(self.all)
-        return PackedRows(**{name: None if part is None else part[index] for name, part in parts.items()})  # type: ignore[arg-type]
+        parts: dict[str, Any] = {name: part for name, part in vars(self.all).items() if isinstance(part, torch.Tensor)}
+        return replace(self.all, **{name: part[index] for name, part in parts.items()})
 
 
 def packed(weight: torch.Tensor, form: Form) -> Packed:
@@ -139,8 +141,10 @@ def weights_of(model: Any) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]
                 yield module, name, weight.detach()
 
 
-def drift(model: Any, timelines: torch.Tensor, form: Form) -> tuple[float, float] | None:
+def drift(model: Any, timelines: torch.Tensor, form: Form, activation_bytes: int = 2) -> tuple[float, float] | None:
     """The error of the logits, and how many of the likeliest tokens are the same; None where the form does not fit."""
+    compiled = kernel()
+    assert compiled is not None, "there is no C++ compiler"
     few, plain = copy.deepcopy(model), copy.deepcopy(model)
     pairs = zip(list(weights_of(few)), list(weights_of(plain)), strict=True)
     for (module, name, weight), (other, _, _) in pairs:
@@ -155,7 +159,9 @@ def drift(model: Any, timelines: torch.Tensor, form: Form) -> tuple[float, float
     pack_experts(few, packing)
     keep_packed(few, packing)
     packing.settle()
+    compiled.activation_bytes = activation_bytes
     got, want = (torch.cat([one(input_ids=ids[None]).logits[0] for ids in timelines]) for one in (few, plain))
+    compiled.activation_bytes = 2
     return relative_error(got, want), float((got.argmax(-1) == want.argmax(-1)).float().mean())
 
 
@@ -184,12 +190,15 @@ def models() -> Iterator[tuple[str, Any, torch.Tensor]]:
 
 @torch.inference_mode()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--activations", choices=("auto", "int8"), default="auto")
+    activation_bytes = 1 if parser.parse_args().activations == "int8" else 2
     found: dict[str, list[str]] = {name: [] for name in FORMS}
     names = []
     for name, model, ids in models():
         names.append(name)
         for form, cells in found.items():
-            made = drift(model, ids, FORMS[form])
+            made = drift(model, ids, FORMS[form], activation_bytes)
             cells.append("" if made is None else f"{made[0]:.1e}, {made[1]:.2%}")
     print(table(f"form | {' | '.join(names)}", [[form, *cells] for form, cells in found.items()]))
 
