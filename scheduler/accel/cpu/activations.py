@@ -47,6 +47,8 @@ def measure_activations(model: Any) -> ActivationRounding:
 
 def round_activations(found: ActivationRounding | None) -> None:
     """Use 8 bits from now on, where they are asked for and not refused."""
+    if found is None and not kernel.cache_info().currsize:
+        return  # nothing is compiled for this, on a GPU
     ours = kernel()
     if ours is not None:
         ours.activation_bytes = 1 if found is not None and not found.refused else 2

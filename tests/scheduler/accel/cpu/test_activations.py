@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,15 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "kernel", lambda: None)
     assert "needs a C++ compiler" in activations.measure_activations(None).line
     round_activations(ActivationRounding("int8", 0.01, 1.0))
+
+
+def test_nothing_is_compiled_where_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @cache
+    def fail() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(activations, "kernel", fail)
+    round_activations(None)
 
 
 def test_it_is_not_for_divided_models() -> None:
