@@ -106,7 +106,7 @@ def test_a_draft_model_is_measured_without_it_and_multiplies_as_the_served_one(
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "kernel", lambda: None)
+    monkeypatch.setattr(activations, "kernel", cache(lambda: None))
     assert "needs a C++ compiler" in activations.measure_activations(None).line
     round_activations(ActivationRounding("int8", 0.01, 1.0))
 
