@@ -30,6 +30,9 @@ _TRIED = 8  # weights of one shape that are timed together, so that they come fr
 # tiles may take longer: modules can be programs only if all their weights are read here, which saves more elsewhere.
 _MOST = {1: 0.95, 256: 1.03}
 _MOST_TILED = {1: 1.5, 256: 1.25}
+# Of all products' time: what one shape of weights may add to it in tiles, at most three times its own. Else a small one
+# (keys and values, 192 columns divided between two threads) keeps every layer from being a program.
+_MOST_ADDED, _MOST_SMALL = 0.1, 3.0
 _FEW = (1, 4, 16)  # rows up to which our kernel may be faster on plain weights
 _MOST_READING = 1.1  # of torch's time: a module that runs as a program saves more than that elsewhere
 _LARGE = 1000.0
@@ -86,9 +89,10 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Pack
     for module in model.modules():
         if _could_be_linear(module):
             alike[type(module), _weight(module).shape, _weight(module).dtype].append(module)
-    for group in alike.values():
+    sizes = [len(group) * _weight(group[0]).nbytes for group in alike.values()]
+    for group, size in zip(alike.values(), sizes, strict=True):
         with suppress(Exception):  # whatever a module raises at made-up input, or oneDNN where it has no kernel
-            if not _pack_alike(group, packing):
+            if not _pack_alike(group, packing, size / sum(sizes)):
                 _read_alike(group, packing)
     leave_files(model, packing)
     return packing
@@ -142,9 +146,9 @@ def _dtypes() -> frozenset[torch.dtype]:
     return frozenset(found)
 
 
-def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
+def _pack_alike(group: list[torch.nn.Module], packing: Packing, share: float) -> bool:
     """Pack modules of one class and shape if the first of them are faster packed, except those whose results differ.
-    Returns whether that was done.
+    ``share``: their part of all weights. Returns whether that was done.
     """
     flipped = _is_flipped(group[0])
     if flipped is None or _weight(group[0]).numel() < SMALLEST:
@@ -153,7 +157,7 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
     for way in _ways(_weight(group[0]).dtype):
         candidates = (PackedLinear(module, flipped, way) for module in group)  # one at a time: in memory twice
         tried = list(islice(candidates, _TRIED))
-        if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried]):
+        if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried], share):
             continue
         made_up = _make_input(group[0], 2, flipped)
         for module, one in zip(group, chain(tried, candidates), strict=True):
@@ -164,9 +168,17 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
 
 
 def _pays(
-    packing: Packing, way: Way, module: torch.nn.Module, flipped: bool, plain: list[Map], packed: list[Map]
+    packing: Packing,
+    way: Way,
+    module: torch.nn.Module,
+    flipped: bool,
+    plain: list[Map],
+    packed: list[Map],
+    share: float,
 ) -> bool:
     for rows, most in (_MOST_TILED if way is _tile else _MOST).items():
+        if way is _tile:
+            most = max(most, min(1 + _MOST_ADDED / share, _MOST_SMALL))
         made_up = _make_input(module, rows, flipped)
         if not equal(packed[0](made_up), plain[0](made_up)):
             return False

@@ -101,7 +101,7 @@ class Packing:
         same to the last bit after a restart.
         """
         few = x.shape[1] <= _FEW
-        asked = f"{what} {x.shape[1]}{' from memory' * few} {torch.backends.cpu.get_cpu_capability()}"
+        asked = f"{what} {x.shape[1]}{' from memory' * few} {torch.backends.cpu.get_cpu_capability()} within {most:.2f}"
         if asked not in self._answers:
             self._answers[asked] = _ratio(plain, packed, x, few and nbytes < _CACHES) <= most
         return self._answers[asked]

@@ -242,6 +242,16 @@ def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: py
         assert len(pack(filled(nn.Linear(BIG, BIG), torch.bfloat16))) == pays
 
 
+def test_a_small_part_of_the_weights_may_be_slower_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every layer that has one would run as it is."""
+    slow = 2 * BIG  # twice as slow is what takes inputs so wide
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x, _: 1 + (x.shape[-1] == slow))
+    monkeypatch.setattr(linear, "_ways", lambda dtype: iter((linear._tile,)))
+    for others, packed in ((40, 42), (2, 2)) if compiled().tiles else ():
+        model = nn.Sequential(nn.Linear(slow, BIG), nn.Linear(slow, BIG), *(nn.Linear(BIG, BIG) for _ in range(others)))
+        assert len(pack(filled(model, torch.bfloat16))) == packed
+
+
 def test_tiles_come_first() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         ways = [way.__name__ for way in linear._ways(dtype)]
