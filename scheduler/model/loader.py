@@ -96,6 +96,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
     tell(Loading("reading the configuration"))
     followers: Followers | None = None
     try:
+        _check_activations(config, device)
         settings, tokenizer = read_config(config), read_tokenizer(config)
         tell(TokenizerRead(take_apart(tokenizer)))
         chosen = _chosen_config(config)
@@ -111,7 +112,6 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         model, weights = read_model(config, settings, device)
         said, source = (_own(model), "model") if chosen is None else chosen
         generation = generation_of(said, source)
-        _check_activations(config, device)
         rounding = _round_weights(config, model, device)
         if device.type == "cpu":
             cores.fit(model)

@@ -99,10 +99,8 @@ class Measurement:
         sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
         self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
         self.input_rounding = 0.0  # of products: relative
-        self._choices, self._routed = (
-            ExpertChoices(),
-            True,
-        )  # whether modes choose the experts of a from-scratch forward
+        self._choices = ExpertChoices()  # of a from-scratch forward
+        self._routed = True  # whether modes are given these
         self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2) if known is None else known.rounding
         self.trace = UNTRACED if two else trace(model)
 
@@ -119,6 +117,11 @@ class Measurement:
     def is_routed(self) -> bool:
         """Whether the model chooses, as routers of experts do."""
         return bool(self._choices)
+
+    @property
+    def most_sensitive(self) -> float:
+        """The largest error that rounding may explain."""
+        return MOST_ROUTED if self.is_routed else MOST_SENSITIVE
 
     @contextmanager
     def unrouted(self) -> Iterator[None]:
@@ -214,7 +217,7 @@ class Measurement:
         hook = self.model.get_input_embeddings().register_forward_hook(change)
         try:
             with self.unrouted(), mode.uncompiled(programs=False):
-                return min(self.measure(mode).error, MOST_ROUTED if self.is_routed else MOST_SENSITIVE)
+                return min(self.measure(mode).error, self.most_sensitive)
         finally:
             hook.remove()
 

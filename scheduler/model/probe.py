@@ -31,7 +31,7 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
 from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
-from scheduler.model.measurement import MOST_ROUTED, MOST_SENSITIVE, Measurement, describe
+from scheduler.model.measurement import MOST_ROUTED, Measurement, describe
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.verdict import Verdict
 from scheduler.parallel.followers import Followers
@@ -318,7 +318,7 @@ class _Trial(Measurement):
         Programs choose experts themselves, so their error is that of a few tokens with others or of none: rounding is
         tried more often.
         """
-        if found > (MOST_ROUTED if self.is_routed else MOST_SENSITIVE):
+        if found > self.most_sensitive:
             return False
         with suppress(Exception):  # whatever a mode raises with what it has learned
             for seed in range(_SEEDS_ROUTED if self.is_routed else _SEEDS):
@@ -332,10 +332,10 @@ class _Trial(Measurement):
         """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
         slower; how many modules."""
         compiling.tell()
-        with self.unrouted():  # compiled layers choose experts themselves
-            free = self.measure(mode).error if self.is_routed else error
-        allowed = max(self.rounding, 2 * error, min(2 * free, MOST_ROUTED))
         try:
+            with self.unrouted():  # compiled layers choose experts themselves
+                free = self.measure(mode).error if self.is_routed else error
+            allowed = max(self.rounding, 2 * error, min(2 * free, MOST_ROUTED))
             compiled = mode.compile(compiling.backend, lambda: self.measure(mode))
             if not compiled:
                 why = mode.compiled.refused if mode.compiled is not None else ""

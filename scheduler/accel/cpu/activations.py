@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scheduler.accel.cpu.program_kernel import kernel
-from scheduler.accel.cpu.rounding import MADE_UP, made_up_logits
+from scheduler.accel.cpu.rounding import MADE_UP, difference, made_up_logits
 from scheduler.expert_choices import ExpertChoices
 from scheduler.model_facts import ActivationRounding
 
@@ -23,9 +23,9 @@ def measure_activations(model: Any) -> ActivationRounding:
     """What 8 bits change for ``model``, whose weights are packed. Nothing is changed yet: see ``round_activations``."""
     ours = kernel()
     if ours is None:
-        return _told(ActivationRounding("int8", None, None, "it needs a C++ compiler, and there is none that works"))
+        return _told(None, None, "it needs a C++ compiler, and there is none that works")
     if not ours.multiplies_bytes:
-        return _told(ActivationRounding("int8", None, None, "this processor has no instruction that multiplies bytes"))
+        return _told(None, None, "this processor has no instruction that multiplies bytes")
     choices = ExpertChoices()
     with choices.noted(MADE_UP):
         before = made_up_logits(model)
@@ -35,14 +35,13 @@ def measure_activations(model: Any) -> ActivationRounding:
             after = made_up_logits(model)
     finally:
         ours.activation_bytes = 2
-    if before is None or after is None:
-        return _told(ActivationRounding("int8", None, None, "what it changes could not be measured"))
-    if torch.equal(before, after):
-        return _told(ActivationRounding("int8", None, None, "none of its weights is packed"))
-    error = float((after - before).norm() / before.norm().clamp_min(1e-30))
-    same = float((after.argmax(-1) == before.argmax(-1)).float().mean())
+    error, same = difference(before, after)
+    if error is None:
+        return _told(None, None, "what it changes could not be measured")
+    if error == 0:
+        return _told(None, None, "none of its weights is packed")
     why = "" if error <= MOST_ERROR else f"logits would differ by {error:.1%}, more than {MOST_ERROR:.0%}"
-    return _told(ActivationRounding("int8", error, same, why))
+    return _told(error, same, why)
 
 
 def round_activations(found: ActivationRounding | None) -> None:
@@ -54,6 +53,7 @@ def round_activations(found: ActivationRounding | None) -> None:
         ours.activation_bytes = 1 if found is not None and not found.refused else 2
 
 
-def _told(found: ActivationRounding) -> ActivationRounding:
+def _told(error: float | None, same: float | None, why: str) -> ActivationRounding:
+    found = ActivationRounding("int8", error, same, why)
     log.log(logging.WARNING if found.refused else logging.INFO, "%s", found.line)
     return found

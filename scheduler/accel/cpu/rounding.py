@@ -52,11 +52,7 @@ class Rounding:
     @torch.no_grad()
     def measure(self, model: Any) -> None:
         """Find out what it changed, when ``model`` computes with the rounded weights: ``found``."""
-        before, after, error, same = self._before, made_up_logits(model), None, None
-        if before is not None and after is not None:
-            error = float((after - before).norm() / before.norm().clamp_min(1e-30))
-            same = float((after.argmax(-1) == before.argmax(-1)).float().mean())
-        self.found = WeightRounding(self._weights, error, same)
+        self.found = WeightRounding(self._weights, *difference(self._before, made_up_logits(model)))
         self._before = None
         log.info("%s", self.found.line)
 
@@ -74,6 +70,16 @@ def _plain(model: Any) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
             right = weight.dim() == 3 if experts else weight.dim() == 2 and name == "weight" and is_linear(module)
             if fits and right:
                 yield module, name, weight.detach()
+
+
+def difference(before: torch.Tensor | None, after: torch.Tensor | None) -> tuple[float, float] | tuple[None, None]:
+    """The error of logits ``[T, vocabulary]``, relative (root mean square), and the part of tokens whose likeliest next
+    one is the same; None where one of them is missing.
+    """
+    if before is None or after is None:
+        return None, None
+    error = float((after - before).norm() / before.norm().clamp_min(1e-30))
+    return error, float((after.argmax(-1) == before.argmax(-1)).float().mean())
 
 
 def made_up_logits(model: Any) -> torch.Tensor | None:

@@ -338,7 +338,9 @@ def test_what_only_computes_is_not() -> None:
     with torch.no_grad(), DeviceReadWatch():
         y = (x[torch.tensor([0, 2])] @ x).softmax(-1)
         y.copy_(x[:2])
-        torch.where(x > 0, x, 0.0).to(torch.float16).index_copy_(0, torch.tensor([1]), x[:1].half())
+        positive = torch.where(x > 0, x, 0.0).to(torch.float16).index_copy_(0, torch.tensor([1]), x[:1].half())
+    assert torch.equal(y, x[:2])
+    assert torch.equal(positive[1], x[0].half())
 
 
 @pytest.mark.parametrize(

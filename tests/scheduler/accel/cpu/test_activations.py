@@ -118,6 +118,7 @@ def test_nothing_is_compiled_where_it_is_not_asked_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(activations, "kernel", fail)
     round_activations(None)
+    assert fail.cache_info().misses == 0
 
 
 def test_it_is_not_for_divided_models() -> None:
