@@ -74,6 +74,7 @@ COPY --from=build /opt/own/opt/venv /opt/venv
 # executed, which /tmp often forbids.
 ENV PATH=/opt/venv/bin:$PATH \
     XDG_CACHE_HOME=/opt/cache \
+    TILE_CACHE_DIR=/data/tiles \
     TRITON_CACHE_DIR=/data/triton \
     TORCHINDUCTOR_CACHE_DIR=/data/layers \
     HF_HOME=/models \

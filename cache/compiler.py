@@ -92,11 +92,15 @@ def has_tiles() -> bool:
 def private_folder() -> Path:
     """The folder of the shared objects. Raises ``NotBuilt`` if other users can write to or read it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"
+    return make_private((Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn")
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, made if it is not there. Raises ``NotBuilt`` if other users can write to or read it, ``OSError``."""
     make_folder(folder)
     facts = folder.lstat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise NotBuilt("the folder for compiled files is open to other users")
+        raise NotBuilt("the cache folder is open to other users")
     return folder
 
 

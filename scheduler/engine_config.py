@@ -38,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_kept: tuple[str, ...] = ()  # fingerprints of other models whose KV in that folder stays
     disk_space: int | None = None  # bytes of the disk tier; None: a tenth of what is free at start; 0: no disk tier
     disk_floor: int | None = None  # bytes that stay free on that disk; None: a twentieth of it, at most 5 GiB
+    packed_space: int | None = None  # bytes of packed weights that are kept for later starts; None: measured; 0: none
     remote: str | None = None  # fsspec URL of the tier below the disk
     remote_space: int | None = None  # bytes of that tier; None: no limit
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk

@@ -271,6 +271,9 @@ def main(config: EngineConfig) -> int:
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
     gc.freeze()  # a collection that visits all of torch's objects blocks steps for a quarter of a second
     channel.send(Ready(facts))
+    for each in (loaded, draft):
+        if each is not None:
+            each.keep_packed()
     torch.set_grad_enabled(False)
     commands = SessionCommands(
         engine.scheduler.store, facts.fingerprint, engine.drafter, engine.media_store, engine.adapters

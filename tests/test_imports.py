@@ -42,6 +42,7 @@ DOORS = (
     "scheduler.turn_receipt",
     "scheduler.sampling_params",
     "scheduler.speech_messages",
+    "scheduler.tile_space",
     "scheduler.tokenizer_parts",
 )
 
@@ -180,8 +181,8 @@ ORDER = {  # sub-packages and single modules from the ground up: each may import
     "attention tiers residency store known_timelines inventory",
     "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
     "engine_config tokenizer_parts grammar_limits turn_receipt engine_stats protocol logs cgroups extras kept_names "
-    "model_names meta_kernels cores checkup engine_import_savings weights read_ahead expert_choices accel.cpu "
-    "accel.gpu adapters media forward parallel model sessionless speech pooling core engine_assembly process "
+    "tile_space model_names meta_kernels cores checkup engine_import_savings weights read_ahead expert_choices "
+    "accel.cpu accel.gpu adapters media forward parallel model sessionless speech pooling core engine_assembly process "
     "follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless server_import_savings media log "
     "constraints schemas chat engine telemetry hub http middleware turns models lines batches api.ops api.openai "

@@ -74,6 +74,11 @@ class Mode(ABC):
         """The windowed layers, if a step reads nothing of them behind what they see; known after a step."""
         return None
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether all layers that keep keys and values in pages read them there."""
+        return False
+
     def learn(self) -> bool:
         """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns
         whether the mode has any.

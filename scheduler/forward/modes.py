@@ -216,6 +216,10 @@ class PackedMode(PagedMode):
         self.in_place = self._stored - self.attention.transformed
         return True
 
+    @property
+    def reads_in_place(self) -> bool:
+        return bool(self._stored) and self._stored <= self.in_place
+
     def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
         if self._stored <= self.in_place:  # all layers read what is stored as it is, so none of it is a latent
             return 0

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch.nn.modules import module as hooks
 from transformers.cache_utils import Cache, DynamicCache
@@ -80,6 +81,40 @@ class Trace:
             return None
         kind = type(self.cache)
         return kind(config=config) if kind is DynamicCache else kind()
+
+
+class KnownTrace(msgspec.Struct, frozen=True):
+    """A `Trace` of a model with transformers' own cache and without attributes, by the names of its modules."""
+
+    argument: str | None
+    returned: bool
+    first_position: int
+    mixers: tuple[str, ...]
+    readers: tuple[str, ...]
+    by_row: bool
+    late: tuple[str, ...]
+
+    @classmethod
+    def of(cls, trace: Trace, model: Any) -> KnownTrace | None:
+        """None where it cannot be told of a later load of the model."""
+        names = {module: name for name, module in model.named_modules()}
+        if type(trace.cache) is not DynamicCache or trace.attributes:
+            return None
+        if not {*trace.mixers, *trace.readers} <= names.keys():
+            return None
+        mixers, readers = (tuple(names[module] for module in some) for some in (trace.mixers, trace.readers))
+        late = tuple(sorted(names[module] for module in trace.late if module in names))  # some are made in a forward
+        return cls(trace.argument, trace.returned, trace.first_position, mixers, readers, trace.by_row, late)
+
+    def restored(self, model: Any) -> Trace | None:
+        """The trace of another load of the same model; None for one without modules of these names."""
+        modules = dict(model.named_modules())
+        if not {*self.mixers, *self.readers, *self.late} <= modules.keys():
+            return None
+        found = [tuple(modules[name] for name in some) for some in (self.mixers, self.readers, self.late)]
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        about = self.argument, self.returned, cache, self.first_position
+        return Trace(*about, found[0], found[1], (), self.by_row, frozenset(found[2]))
 
 
 UNTRACED = Trace(None, False, None, 0, (), (), ())  # nothing is known

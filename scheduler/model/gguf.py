@@ -6,6 +6,7 @@ A few architectures that only transformers' reader knows are left to that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import read_metadata
 from scheduler.weights.gguf_model import build_model, file_digest
+from scheduler.weights.known_files import digest_of
 
 
 def reads(path: Path) -> bool:
@@ -46,4 +48,6 @@ def read_model(
         file.drop_pages()
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
-    return model.eval(), file_digest(file, settings)
+    digest = digest_of(file.parts, settings.to_json_string(), partial(file_digest, file, settings))
+    file.drop_pages()
+    return model.eval(), digest

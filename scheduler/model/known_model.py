@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from scheduler.accel.cpu.program_kernel import kernel
+from scheduler.forward.trace import KnownTrace
 
 _SOURCES = Path(__file__).parents[2]  # what holds the packages named below
 _PACKAGES = ("cache", "scheduler")
@@ -28,7 +29,8 @@ _KINDS = frozenset({".py", ".h", ".cpp"})
 class MeasuredVerdict(msgspec.Struct, frozen=True):
     """A verdict that was measured on the whole. ``made_by``: see ``measured_by``. ``logits``: float32 ``[tokens,
     columns]`` of a from-scratch forward, as ``Measurement.sample`` takes them. The others are as in ``Verdict``;
-    ``rounding`` is what rounding alone may do, and ``windowed`` whether there are ``windows``.
+    ``rounding`` is what rounding alone may do, ``windowed`` whether there are ``windows``, ``trace`` what a plain
+    forward showed, None where it is to be shown again, and ``in_place`` whether all layers read their keys in place.
     """
 
     made_by: str
@@ -38,6 +40,8 @@ class MeasuredVerdict(msgspec.Struct, frozen=True):
     unproven: str
     windowed: bool
     logits: bytes
+    trace: KnownTrace | None = None
+    in_place: bool = False
 
 
 class KnownModel(msgspec.Struct):
@@ -71,15 +75,22 @@ def measured_by(context: int | None) -> str:
     """
     compiled = kernel()
     facts = (
-        *(_sources(), torch.__version__, transformers.__version__, platform.python_version()),
+        *(sources(), torch.__version__, transformers.__version__, platform.python_version()),
         *(platform.machine(), torch.backends.cpu.get_cpu_capability(), sorted(torch.cpu.get_capabilities().items())),
         *(compiled.build if compiled is not None else "", torch.get_num_threads(), context),
     )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
+def packed_by() -> str:
+    """A digest of what the tiles of a packed weight depend on beside the weight: this program and its kernel."""
+    compiled = kernel()
+    facts = sources(), compiled.build if compiled is not None else ""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
 @cache
-def _sources() -> str:
+def sources() -> str:
     """A digest of the sources that a forward runs through."""
     found = hashlib.blake2b(digest_size=16)
     for package in _PACKAGES:

@@ -21,6 +21,7 @@ from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.activations import measure_activations, round_activations
 from scheduler.accel.cpu.experts import pack_experts
+from scheduler.accel.cpu.kept_tiles import KeptTiles
 from scheduler.accel.cpu.linear import pack
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.quantised import keep_packed
@@ -35,7 +36,7 @@ from scheduler.model import load_errors
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
 from scheduler.model.eyes_finder import find_eyes, senses_of
 from scheduler.model.generation_defaults import FILE, generation_of, read_generation
-from scheduler.model.known_model import KnownModel
+from scheduler.model.known_model import KnownModel, packed_by
 from scheduler.model.licence import licence_of
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, probe
@@ -48,6 +49,7 @@ from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
+from scheduler.weights.gguf_header import forget_headers
 
 log = logging.getLogger("warmturn.engine")
 _GPU_FILE = Path("/proc/driver/nvidia/version")  # of the kernel's driver
@@ -88,6 +90,11 @@ class LoadedModel:
     def layer_kinds(self) -> dict[str, int]:
         return dict(Counter(layer.reach.value if layer.stores else "shared" for layer in self.layers))
 
+    def keep_packed(self) -> None:
+        """Begin to write packed weights for the next start, if it is not done and worth it."""
+        if self.packing is not None and self.packing.kept is not None:
+            self.packing.kept.keep()
+
 
 def load(config: EngineConfig, tell: Any) -> LoadedModel:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages and the tokenizer. Raises ``LoadFailed``."""
@@ -122,7 +129,8 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
         name, codec = _name(weights, config), _codec(config)
-        loaded = prepare(model, tokenizer, verdicts, followers, tell, name, rounding, codec, config.activations)
+        asked = (codec, config.activations, config.packed_space)
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, name, rounding, *asked)
         if senses_of(model):
             tell(Loading("measuring how it takes pictures or sounds"))
         divided = followers is not None
@@ -130,6 +138,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         ends = _ends(model, tokenizer, said.get("eos_token_id"))
         round_activations(loaded.activations)
         licence = licence_of(config.model)
+        forget_headers()
         return replace(loaded, generation=generation, eos_token_ids=ends, eyes=eyes, blind=blind, licence=licence)
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(
@@ -205,6 +214,7 @@ def prepare(
     rounding: Rounding | None = None,
     codec: Codec = Codec.EXACT,
     activations: str = "auto",
+    packed_space: int | None = 0,
 ) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
@@ -212,6 +222,7 @@ def prepare(
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
     ``rounding``: what was done to its weights, which is measured. ``codec``: how KV is to be kept in memory.
     ``activations``: what is asked for inputs of products; that is measured, and ``round_activations`` uses it.
+    ``packed_space``: see ``KeptTiles``.
     """
     text = model.config.get_text_config(decoder=True)
     context = _context(text, tokenizer)
@@ -226,7 +237,7 @@ def prepare(
         if followers is None:
             known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
             found, options = KnownModel.read(known), _compile_options(model, tell)
-            packing = _pack(model, found, rounding)
+            packing = _pack(model, found, rounding, KeptTiles(weights, packed_by(), packed_space))
             bytewise = measure_activations(model) if activations != "auto" else None
             verdict = _probe(model, layers, rope, found, options, context, packing, codec)
             if bytewise is not None and not packing:
@@ -259,9 +270,9 @@ def _compile_options(model: Any, tell: Any) -> CompileOptions | None:
     return CompileOptions(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
-def _pack(model: Any, known: KnownModel, rounding: Rounding | None) -> Packing:
-    """Pack the weights."""
-    packing = pack(model, known.answers)
+def _pack(model: Any, known: KnownModel, rounding: Rounding | None, kept: KeptTiles) -> Packing:
+    """Pack the weights that are not ``kept``."""
+    packing = pack(model, known.answers, kept)
     pack_experts(model, packing)
     keep_packed(model, packing)
     give_back()  # what packing took, before measuring takes more

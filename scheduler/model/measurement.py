@@ -102,7 +102,8 @@ class Measurement:
         self._choices = ExpertChoices()  # of a from-scratch forward
         self._routed = True  # whether modes are given these
         self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2) if known is None else known.rounding
-        self.trace = UNTRACED if two else trace(model)
+        shown = known.trace.restored(model) if known is not None and known.trace is not None else None
+        self.trace = UNTRACED if two else shown or trace(model)
 
     @cached_property
     def expected(self) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec import structs
 from transformers.cache_utils import DynamicCache
 
 from cache.attention.packed_attention import Unsupported
@@ -29,6 +30,7 @@ from scheduler.forward.mode import Mode, installed
 from scheduler.forward.modes import LAST_RESORT, MODES
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
+from scheduler.forward.trace import KnownTrace
 from scheduler.model.known_model import KnownModel, MeasuredVerdict, measured_by
 from scheduler.model.kv_rounding import round_kv
 from scheduler.model.measurement import MOST_ROUTED, Measurement, describe
@@ -132,7 +134,8 @@ class _Trial(Measurement):
             try:
                 with installed(mode):
                     past = self._past(mode, self.rounding) if known is None else (known.crossed, known.unproven)
-                    list(self.steps(mode, recorded=False))
+                    if known is None or not known.in_place:
+                        list(self.steps(mode, recorded=False))
                     mode.learn()
                     mode.absorb(partial(self.steps, mode, False))
                     packing.settle()
@@ -154,7 +157,9 @@ class _Trial(Measurement):
     def remembered(self, verdict: Verdict, maker: str) -> Verdict:
         """The verdict with what the next load needs of it."""
         windowed, facts = verdict.windows is not None, (verdict.token_bytes, verdict.crossed, verdict.unproven)
-        return replace(verdict, measured=MeasuredVerdict(maker, self.rounding, *facts, windowed, self.sample()))
+        known = MeasuredVerdict(maker, self.rounding, *facts, windowed, self.sample())
+        shown = KnownTrace.of(self.trace, self.model)
+        return replace(verdict, measured=structs.replace(known, trace=shown, in_place=verdict.mode.reads_in_place))
 
     def choose_any(self, first: str) -> Verdict:
         """``choose`` among all modes, with wider tolerances where none keeps the usual one. ``first``: what

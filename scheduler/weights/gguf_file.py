@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scheduler.weights.gguf_header import GgufError, read_header, split_parts
+from scheduler.weights.gguf_header import GgufError, header_of, split_parts
 from scheduler.weights.gguf_types import PLAIN_TYPES, TYPES
 from scheduler.weights.mapped_file import MappedFile
 
@@ -41,7 +41,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One model in one file or several; ``metadata`` by key, ``tensors`` by name."""
+    """One model in one file or several, ``parts``; ``metadata`` by key, ``tensors`` by name."""
 
     def __init__(self, path: Path) -> None:
         """Raises ``OSError`` or ``GgufError``."""
@@ -49,9 +49,9 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         self.nbytes = 0
-        parts = split_parts(path)
-        for number, part in enumerate(parts):
-            self._read(part, number, len(parts))
+        self.parts = split_parts(path)
+        for number, part in enumerate(self.parts):
+            self._read(part, number, len(self.parts))
 
     @property
     def architecture(self) -> str:
@@ -72,10 +72,8 @@ class GgufFile:
             each.drop_pages()
 
     def _read(self, path: Path, number: int, count: int) -> None:
-        if not path.stat().st_size:
-            raise GgufError("the file is empty")
+        metadata, table, length = header_of(path)
         mapped = MappedFile(path)
-        metadata, table, length = read_header(mapped.memory)
         if metadata.get("split.count", 1) not in (count, 0):
             raise GgufError("the file is one of several, and its name does not say which (name-00001-of-00002.gguf)")
         if metadata.get("split.no", number) != number:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,13 +49,30 @@ def read_header(data: mmap.mmap | bytes) -> GgufHeader:
     return _Reader(data).header()
 
 
+def header_of(path: Path) -> GgufHeader:
+    """The header of a file, which nobody may change: it is read once, until ``forget_headers``. Raises ``OSError`` or
+    ``GgufError``.
+    """
+    facts = path.stat()
+    if not facts.st_size:
+        raise GgufError("the file is empty")
+    return _header_of(path, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a model in one file or several. Raises ``OSError`` or ``GgufError``."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            raise GgufError("the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return read_header(data).metadata
+    return header_of(path).metadata
+
+
+def forget_headers() -> None:
+    """Give their memory back: a vocabulary has hundreds of thousands of words."""
+    _header_of.cache_clear()
+
+
+@lru_cache(maxsize=32)
+def _header_of(path: Path, *_: int) -> GgufHeader:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_header(data)
 
 
 def split_names(name: str) -> list[str]:

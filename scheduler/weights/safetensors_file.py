@@ -9,12 +9,14 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import xxhash
 from transformers.modeling_utils import str_to_torch_dtype
 
+from scheduler.weights.known_files import digest_of
 from scheduler.weights.mapped_file import MappedFile
 
 _DTYPES = {**str_to_torch_dtype, "F8_E8M0": torch.float8_e8m0fnu}
@@ -26,6 +28,7 @@ class SafetensorsFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         """Raises ``OSError``, ``ValueError``."""
         self._files: list[MappedFile] = []
+        self._paths = [Path(path) for path in paths]
         self.tensors: dict[str, torch.Tensor] = {}
         for path in paths:
             if not str(path).endswith(".safetensors"):
@@ -39,6 +42,9 @@ class SafetensorsFiles:
 
     def digest(self, of: str) -> str:
         """A digest of ``of`` and of every byte of all tensors."""
+        return digest_of(self._paths, of, partial(self._read_digest, of))
+
+    def _read_digest(self, of: str) -> str:
         found = hashlib.blake2b(of.encode(), digest_size=16)
         for name, tensor in sorted(self.tensors.items()):
             content = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data)

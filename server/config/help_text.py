@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "host_memory",
         "disk_space",
         "disk_floor",
+        "packed_space",
         "remote",
         "remote_space",
         "kv_dtype",
@@ -92,6 +93,8 @@ environment besides the flags:
   OMP_NUM_THREADS                     compute threads on a CPU
   CUDA_VISIBLE_DEVICES                GPUs that may be used
   CXX                                 compiler of the CPU kernels
+  XDG_CACHE_HOME, TILE_CACHE_DIR      folder of the compiled kernels, folder of
+                                      packed weights that are kept (its tiles)
   OTEL_EXPORTER_OTLP_ENDPOINT, ...    collector of traces, with the extra otel
 
 files in --data-dir:

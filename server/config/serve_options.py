@@ -280,6 +280,11 @@ class ServeConfig(BaseSettings):
         description="free space that KV leaves on that disk, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "5 % of the disk, at most 5 GiB"},
     )
+    packed_space: Memory | None = Field(
+        default=None,
+        description="packed weights that are kept for later starts, in the user's cache folder, in bytes; 0: none",
+        json_schema_extra={"metavar": "BYTES", "default": "a quarter of the free space"},
+    )
     remote: StorageUrl | None = Field(
         default=None,
         repr=False,  # so may this
@@ -292,10 +297,7 @@ class ServeConfig(BaseSettings):
         json_schema_extra={"metavar": "BYTES", "default": "no limit"},
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(default="auto", description="KV in memory, exact or in 8 bits")
-    kv_at_rest: Literal["exact", "int8", "fp8"] = Field(
-        default="exact",
-        description="how KV is written to disk: exact, or rounded to half its size or less",
-    )
+    kv_at_rest: Literal["exact", "int8", "fp8"] = Field(default="exact", description="KV on disk, exact or in 8 bits")
     tenant_share: float = Field(
         default=1.0,
         gt=0,
@@ -324,9 +326,7 @@ class ServeConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged; debug: also every request as text"
     )
-    metrics_compat: Literal["none", "vllm"] = Field(
-        default="none", description="additional names for metrics, for dashboards and routers"
-    )
+    metrics_compat: Literal["none", "vllm"] = Field(default="none", description="more metric names, for dashboards")
 
     @field_validator("model")
     @classmethod
@@ -386,6 +386,7 @@ class ServeConfig(BaseSettings):
             kv_folder=str(self.data_dir / "kv"),
             disk_space=None if self.disk_space is None else int(self.disk_space) // models,
             disk_floor=None if self.disk_floor is None else int(self.disk_floor),
+            packed_space=None if self.packed_space is None else int(self.packed_space),
             remote=self.remote,
             remote_space=None if self.remote_space is None else int(self.remote_space),
             kv_at_rest=self.kv_at_rest,

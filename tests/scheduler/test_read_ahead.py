@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from scheduler import read_ahead as module
+from scheduler import tile_space
 from scheduler.read_ahead import read_ahead
+from scheduler.weights import known_files
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system cannot be asked")
 
@@ -55,3 +57,30 @@ def test_what_would_not_fit_is_not_asked_for(tmp_path: Path, monkeypatch: pytest
     assert read_ahead(str(tmp_path / "m.gguf")) is None
     memory.write_text("MemTotal: 9 kB\nMemAvailable: 1 kB\n")
     assert read_ahead(str(tmp_path / "m.gguf")) is not None
+
+
+def test_the_packed_weights_of_an_earlier_start_are_read_instead(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TILE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(known_files, "_SETTLED", -1.0)
+    mapped: list[str] = []
+    plain = module._read_in_huge_pages
+
+    def read(file: Path) -> None:
+        mapped.append(file.name)
+        plain(file)
+
+    monkeypatch.setattr(module, "_read_in_huge_pages", read)
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"12")
+    known_files.digest_of([model], "config", lambda: "digest")
+    known_files.note_tiles("digest", "digest-1.tiles")
+    for there in (False, True):
+        if there:
+            (tile_space.folder() / "digest-1.tiles").write_bytes(bytes(100_000))
+        thread = read_ahead(str(model))
+        assert thread is not None
+        thread.join()
+    assert (asked, mapped) == (["m.gguf"], ["digest-1.tiles"])

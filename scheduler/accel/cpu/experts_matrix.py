@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from scheduler.accel.cpu.kept_tiles import KeptTiles
 from scheduler.accel.cpu.matrix import GROUP, Matrix
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.weights.quantised_weight import QuantisedWeight
@@ -29,9 +30,11 @@ class ExpertsMatrix:
         return cls(Matrix(padded.reshape(-1, inside), tiled), count, out, bias)
 
     @classmethod
-    def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None) -> ExpertsMatrix:
-        """Copies the packed weights of experts, whose ``bias`` is ``[count, out]``. Raises ``NotPackable``."""
-        matrix = PackedMatrix(weight.source, weight.count)
+    def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None, kept: KeptTiles | None) -> ExpertsMatrix:
+        """The packed weights of experts, copied if they are not ``kept``; ``bias`` is ``[count, out]``. Raises
+        ``NotPackable``.
+        """
+        matrix = PackedMatrix(weight.source, weight.count, kept)
         weight.release()
         return cls(matrix, weight.count, weight.out, bias)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scheduler.accel.cpu.kept_tiles import KeptTiles
 from scheduler.accel.cpu.matrix import TYPES, Matrix
 from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import product
@@ -80,11 +81,11 @@ class PackedLinear:
 
 
 @torch.no_grad()
-def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Packing:
+def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None, kept: KeptTiles | None = None) -> Packing:
     """Pack the weights of ``model`` that are on a CPU, if that is faster. ``answers`` are the measurements of an
-    earlier load; new ones are added to it.
+    earlier load; new ones are added to it. ``kept``: where packed weights are kept between starts.
     """
-    packing = Packing({} if answers is None else answers)
+    packing = Packing({} if answers is None else answers, kept)
     alike: defaultdict[Any, list[torch.nn.Module]] = defaultdict(list)
     for module in model.modules():
         if _could_be_linear(module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from cache.memory import huge
+from scheduler.accel.cpu.kept_tiles import KeptTiles
 from scheduler.accel.cpu.matrix import GROUP, Matrix
 from scheduler.accel.cpu.packed_form import NotHalf, NotPackable, PackedForm
 from scheduler.accel.cpu.real_form import RealForm
@@ -25,20 +28,41 @@ class PackedMatrix(Matrix):
     where values are whole numbers, else a ``RealForm``.
     """
 
-    def __init__(self, source: PackedSource, experts: int = 1) -> None:
-        """Copies a packed weight, some rows at a time. Raises ``NotPackable``."""
+    def __init__(self, source: PackedSource, experts: int = 1, kept: KeptTiles | None = None) -> None:
+        """Copies a packed weight, some rows at a time, if it is not ``kept`` of an earlier start. Raises
+        ``NotPackable``.
+        """
         each = source.out // experts
         groups = -(-each // GROUP)
         self.out, self.inside, self.limit = each if experts == 1 else experts * groups * GROUP, source.inside, None
         self._experts, self._groups, self._each = experts, groups, each
-        if (real := RealForm.of(source)) is not None:
-            self._copy(source, real)
+        self.order = None if source.order is None else source.order.numpy()
+        forms = _forms(source)
+        self.kept = kept is not None and self._take(kept, forms)  # of an earlier start
+        if self.kept:
             return
-        form = PackedForm.of(source)
+        began = time.perf_counter()
         try:
-            self._copy(source, form)
+            self._copy(source, forms[0])
         except NotHalf:
-            self._copy(source, form.exact)
+            self._copy(source, forms[-1])
+        if kept is not None:
+            kept.note(self, time.perf_counter() - began)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """How many experts, rows of each, and elements of a row."""
+        return self._experts, self._each, self.inside
+
+    def _take(self, kept: KeptTiles, forms: Sequence[PackedForm | RealForm]) -> bool:
+        """Whether the weight is there in one of these forms."""
+        count = self._experts * self._groups
+        found = kept.take(self.shape, {form.type: count * form.nbytes(self.inside) for form in forms})
+        if found is None:
+            return False
+        self.kind, self.data = found
+        self._form = next(form for form in forms if form.type == self.kind)
+        return True
 
     def _copy(self, source: PackedSource, form: PackedForm | RealForm) -> None:
         values = _STORED_TOGETHER if isinstance(source, StoredSource) else _TOGETHER
@@ -54,7 +78,6 @@ class PackedMatrix(Matrix):
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(lambda part: form.pack(source, *part), parts[1:]))
         self.data, self._form, self.kind = data, form, form.type
-        self.order = None if source.order is None else source.order.numpy()
 
     def dense(self) -> torch.Tensor:
         """The values: float32 ``[out, inside]``."""
@@ -74,3 +97,11 @@ class PackedMatrix(Matrix):
             plain[at : at + GROUP] = self._form.values(groups[number], self.inside)
         found = plain[start - first * GROUP : stop - first * GROUP]
         return in_order(found, None if self.order is None else torch.from_numpy(self.order))
+
+
+def _forms(source: PackedSource) -> list[PackedForm | RealForm]:
+    """Those that a weight may have, the smallest first. Raises ``NotPackable``."""
+    if (real := RealForm.of(source)) is not None:
+        return [real]
+    form = PackedForm.of(source)
+    return [form, form.exact]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from scheduler.accel.cpu.kept_tiles import KeptTiles
 from scheduler.accel.cpu.matrix import PACKED, Matrix
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.ways import choose
@@ -49,8 +50,9 @@ class PackedModule(Protocol):
 class Packing:
     """The packed modules of one model, and the weights that the C++ kernel can read."""
 
-    def __init__(self, answers: dict[str, bool]) -> None:
-        self._answers = answers
+    def __init__(self, answers: dict[str, bool], kept: KeptTiles | None = None) -> None:
+        """``kept``: where packed weights are kept between starts."""
+        self._answers, self.kept = answers, kept
         self._modules: list[PackedModule] = []
         self._matrices: dict[torch.nn.Module, Matrix] = {}
         self.numbers = 0  # that were given to weights

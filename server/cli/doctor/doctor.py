@@ -29,6 +29,7 @@ CHECKS: tuple[tuple[str, float, Check], ...] = (
     ("port", 30, doctor_storage.port),
     ("data", 30, doctor_storage.data),
     ("disk", 60, doctor_storage.disk),
+    ("packed", 30, doctor_storage.packed),
     ("log", 60, doctor_storage.log),
     ("remote", 60, doctor_storage.remote),
     ("hub", 30, doctor_storage.hub),

@@ -111,7 +111,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
 async def load_model(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
     """Start an engine without a disk tier and remembered verdicts, let it load, and end it."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.Context() as context:
-        config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
+        nothing_kept = {"kv_folder": None, "verdicts": None, "packed_space": 0}
+        config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", **nothing_kept)
         link = EngineLink.start(config, EngineLauncher(command), context, said.fileno())
         try:
             link.configure(config)

@@ -19,6 +19,8 @@ import httpx
 import sqlalchemy as sql
 
 from scheduler.extras import install_command
+from scheduler.tile_space import allowed, kept
+from scheduler.tile_space import folder as tile_folder
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
 from server.config.usage_error import UsageError
@@ -164,6 +166,22 @@ def disk(config: DoctorConfig) -> Iterator[Finding]:
         )
     else:
         yield ok("disk", told, **figures)
+
+
+def packed(config: DoctorConfig) -> Iterator[Finding]:
+    """The packed weights that are kept between starts."""
+    if config.packed_space == 0:
+        yield ok("packed", "packed weights are not kept between starts: --packed-space 0")
+        return
+    files, folder = kept(), tile_folder()
+    held = sum(one.nbytes for one in files)
+    try:
+        most = allowed(None if config.packed_space is None else int(config.packed_space))
+    except OSError as error:
+        yield fault("packed", f"{folder} cannot be read: {error.strerror}", "repair it, or --packed-space 0")
+        return
+    told = f"packed weights of {len(files)} models are kept for later starts: {size(held)} of {size(most)}; {folder}"
+    yield ok("packed", told, models=len(files), held=held, most=most)
 
 
 def measure_disk(file: IO[bytes]) -> tuple[float, float, float]:

@@ -28,6 +28,7 @@ from scheduler.accel.cpu.packing import Packing
 from scheduler.forward.mode import installed
 from scheduler.forward.modes import PackedMode
 from scheduler.forward.seq2seq import RecomputedDecoderMode
+from scheduler.forward.trace import KnownTrace, trace
 from scheduler.model import measurement as measurement_module
 from scheduler.model import probe as probe_module
 from scheduler.model.known_model import KnownModel
@@ -291,6 +292,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     spy(Measurement, "measure")
     spy(Measurement, "measure_divided")
     spy(measurement_module, "reference_logits")
+    spy(measurement_module, "trace")
     spy(probe_module, "Thresholds")
     return found
 
@@ -342,7 +344,53 @@ def test_a_verdict_that_no_longer_holds_is_measured_on_the_whole(
     again = probed(model, known=KnownModel("packed", {}, measured), packing=pack(model))
     assert (ran.count("measure") > 1) is (wrong == "forward")
     assert again.report.startswith("packed: agrees")
-    assert (again.shapes, again.token_bytes, again.measured) == (before.shapes, before.token_bytes, before.measured)
+    assert (again.shapes, again.token_bytes) == (before.shapes, before.token_bytes)
+    assert again.measured == msgspec.structs.replace(before.measured, in_place=wrong != "forward")
+
+
+def test_what_a_plain_forward_showed_of_other_modules_is_shown_again(ran: list[str]) -> None:
+    model = make_model("llama")
+    before = probed(model, packing=pack(model)).measured
+    assert before is not None
+    assert before.trace is not None
+    assert before.in_place
+    ran.clear()
+    model = make_model("llama")
+    lie = msgspec.structs.replace(before, trace=msgspec.structs.replace(before.trace, late=("no module",)))
+    again = probed(model, known=KnownModel("packed", {}, lie), packing=pack(model))
+    assert ran == ["trace"]
+    assert again.report.startswith("packed as before: agrees")
+
+
+def test_keys_that_are_not_read_in_place_are_not_believed_to_be(ran: list[str]) -> None:
+    model = make_model("deepseek_v3")
+    before = probed(model, packing=pack(model))
+    assert before.measured is not None
+    assert not before.measured.in_place
+    lie = msgspec.structs.replace(before.measured, in_place=True)
+    model = make_model("deepseek_v3")
+    again = probed(model, known=KnownModel("packed", {}, lie), packing=pack(model))
+    assert again.report.startswith("packed: agrees")
+    assert again.error < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next", "mistral", "gemma3", "bloom", "deepseek_v3"])
+def test_a_trace_is_remembered_by_names(kind: str) -> None:
+    model = make_model(kind)
+    shown = trace(model)
+    known = KnownTrace.of(shown, model)
+    assert known is not None
+    again = known.restored(make_model(kind))
+    assert again is not None
+    assert KnownTrace.of(again, model) is None  # its modules are another's
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[module] for module in shown.mixers] == list(known.mixers)
+    same = known.restored(model)
+    assert same is not None
+    assert (same.argument, same.first_position, same.by_row) == (shown.argument, shown.first_position, shown.by_row)
+    assert (same.mixers, same.readers) == (shown.mixers, shown.readers)
+    assert same.late == shown.late & names.keys()
+    assert type(same.fresh(model.config)) is type(shown.fresh(model.config))
 
 
 @pytest.mark.parametrize(("noise", "kept"), [(0.09, True), (0.6, False)])

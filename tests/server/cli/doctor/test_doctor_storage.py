@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import constants
 from postgres_server import PostgresServer
 
+from scheduler import tile_space
 from server.cli.doctor import doctor_storage
 from server.cli.doctor.findings import Finding, Level
 from server.config.doctor_options import DoctorConfig
@@ -321,5 +322,16 @@ def test_every_check_is_one_of_the_doctors() -> None:
     from server.cli.doctor.doctor import CHECKS
 
     checks: list[Callable[..., Any]] = [check for _, _, check in CHECKS]
-    for name in ("port", "data", "disk", "log", "remote", "hub"):
+    for name in ("port", "data", "disk", "packed", "log", "remote", "hub"):
         assert getattr(doctor_storage, name) in checks
+
+
+def test_packed_weights_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "0 models" in one(doctor_storage.packed(config(tmp_path))).text
+    tile_space.folder().mkdir(parents=True)
+    (tile_space.folder() / "digest-1.tiles").write_bytes(bytes(3000))
+    found = one(doctor_storage.packed(config(tmp_path, packed_space=5000)))
+    assert (found.level, found.figures) == (Level.OK, {"models": 1, "held": 3000, "most": 5000})
+    assert str(tile_space.folder()) in found.text
+    assert "--packed-space 0" in one(doctor_storage.packed(config(tmp_path, packed_space=0))).text

@@ -1,0 +1,132 @@
+"""`KeptTiles`: packed weights of one model that an earlier start has kept, or that this one keeps for the next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+
+from cache.compiler import NotBuilt, make_private
+from cache.error_line import first_line
+from cache.whole_files import CorruptFile, clear_temporaries, lock, write_file
+from scheduler import tile_space
+from scheduler.accel.cpu.tile_file import Shape, TileFile, chunks, keeps_huge_pages
+from scheduler.weights.known_files import note_tiles
+
+log = logging.getLogger("warmturn.engine")
+
+_WORTH = 1.0  # seconds of packing: what takes less is packed again
+_POLITE = 10  # by so much the thread that writes stands back for others
+
+
+Described = tuple[Shape, int, torch.Tensor]
+_NOTHING: Described = ((0, 0, 0), 0, torch.empty(0, dtype=torch.uint8))
+
+
+class PackedTiles(Protocol):
+    """A weight in tiles."""
+
+    data: torch.Tensor
+    kind: int
+
+    @property
+    def shape(self) -> Shape: ...
+
+
+class KeptTiles:
+    """The file of one model, whose weights are asked for in the same order at every start."""
+
+    def __init__(self, digest: str, made_by: str, space: int | None) -> None:
+        """``digest`` of the weights, ``made_by`` of what else their tiles depend on: this program and its kernel.
+        ``space``: bytes that the files of all models may take; None: see ``tile_space.allowed``, 0: nothing is kept.
+        """
+        self._digest, self._space = digest, space
+        self._name = f"{digest}-{made_by}{tile_space.SUFFIX}"
+        self._made: list[weakref.ref[PackedTiles]] = []
+        self._seconds = 0.0
+        self._next = 0
+        self._file = self._open() if space != 0 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are mapped, 0 without a file."""
+        return 0 if self._file is None else self._file.nbytes
+
+    def take(self, shape: Shape, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
+        """Kind and data, uint8, of the next weight, which is of ``shape``; ``sizes`` are the bytes that it takes by the
+        kinds that it may be of. None where it is not kept.
+        """
+        number, self._next = self._next, self._next + 1
+        if self._file is None or number >= len(self._file.table):
+            return None
+        found = self._file.table[number]
+        if found.shape != shape or sizes.get(found.kind) != found.nbytes:
+            return None
+        return found.kind, self._file.data(found)
+
+    def note(self, made: PackedTiles, seconds: float) -> None:
+        """A weight was not kept, and took that long to make."""
+        self._made.append(weakref.ref(made))
+        self._seconds += seconds
+
+    def keep(self) -> None:
+        """Write the weights that were made for the next start, if they took long, in a thread of its own."""
+        if self._space != 0 and self._file is None and self._seconds >= _WORTH:
+            threading.Thread(target=self._keep, name="keep packed weights", daemon=True).start()
+
+    def _open(self) -> TileFile | None:
+        folder = tile_space.folder()
+        try:
+            found = TileFile(make_private(folder) if folder.is_dir() else folder, self._name)
+        except (OSError, NotBuilt, CorruptFile) as error:
+            log.debug("no packed weights of an earlier start are used: %s", _reason(error))
+            return None
+        tile_space.note_use(self._name)
+        log.info("packed weights of an earlier start are mapped: %.1f GB", found.nbytes / 1e9)
+        return found
+
+    def _keep(self) -> None:
+        with suppress(OSError, AttributeError):  # where a thread has no priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
+        try:
+            self._write([_described(made()) for made in self._made])
+        except (OSError, NotBuilt, CorruptFile) as error:
+            log.info("packed weights are not kept for the next start: %s", _reason(error))
+
+    def _write(self, made: Sequence[Described]) -> None:
+        folder, nbytes = make_private(tile_space.folder()), sum(data.nbytes for _, _, data in made)
+        held = lock(folder, 0.0)
+        try:
+            clear_temporaries(folder)
+            if not keeps_huge_pages(folder):
+                log.info("packed weights are not kept: files of the user's cache folder are not in huge pages")
+                return
+            if not tile_space.make_room(nbytes, self._space, self._name):
+                most = tile_space.allowed(self._space)
+                log.info("packed weights of %.1f GB are not kept: --packed-space has %.1f", nbytes / 1e9, most / 1e9)
+                return
+            began = time.monotonic()
+            write_file(folder, self._name, chunks(made))
+            note_tiles(self._digest, self._name)
+            seconds = time.monotonic() - began
+            log.info("packed weights are kept for the next start: %.1f GB, written in %.0f s", nbytes / 1e9, seconds)
+        finally:
+            os.close(held)
+
+
+def _described(made: PackedTiles | None) -> Described:
+    """What is written of a weight; of one that was not used an empty one, which keeps its number."""
+    return _NOTHING if made is None else (made.shape, made.kind, made.data)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CorruptFile):
+        return f"the file is {error.reason}"
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else first_line(error)
