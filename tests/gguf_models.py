@@ -74,6 +74,15 @@ _LINEAR = {
 }
 _MORE_VALUES = {**_LINEAR, "linear_num_value_heads": 6}
 _SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+_TWO_WIDTHS = {
+    **_TIED,
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": 288,
+}
 _FALCON: dict[str, Any] = {**_OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -124,6 +133,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3TextConfig",
         {**_TIED, "num_hidden_layers": 7, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {**_TWO_WIDTHS, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4 experts": (
+        "Gemma4TextConfig",
+        {
+            **_TWO_WIDTHS,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "final_logit_softcapping": 30.0,
+        },
     ),
     "phi3": ("Phi3Config", _SHAPE),
     "starcoder2": ("Starcoder2Config", _SHAPE),
@@ -184,6 +211,11 @@ _ADDED = (
     "qwen35",
     "qwen35moe",
 )  # whose norms are stored as w + 1
+_SCALES_IN_LAYERS = {
+    ".layer_scalar": "layer_output_scale.weight",
+    ".router.scale": "ffn_gate_inp.scale",
+    ".router.per_expert_scale": "ffn_down_exps.scale",
+}
 _IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
 # Keys of the metadata and the settings that they come from, the first that there is.
@@ -208,7 +240,9 @@ _KEYS = {
     "expert_shared_count": ("n_shared_experts",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "leading_dense_block_count": ("first_k_dense_replace",),
-    "expert_used_count": ("num_experts_per_tok",),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts"),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
@@ -233,7 +267,7 @@ def metadata_of(label: str) -> dict[str, Any]:
     architecture, config = label.partition(" ")[0], config_of(label)
     said = {}
     for key, names in _KEYS.items():
-        value = next((v for name in names if (v := getattr(config, name, None)) is not None), None)
+        value = next((v for name in names if (v := _setting(config, name)) is not None), None)
         if value is not None:
             said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
     if architecture in _WITHOUT_HEAD_WIDTH:
@@ -249,17 +283,25 @@ def metadata_of(label: str) -> dict[str, Any]:
     if architecture in ("qwen3next", *_IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
+    if architecture == "gemma4":
+        said |= _two_widths(config)
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if "rope_theta" in rope:
         said["rope.freq_base"] = float(rope["rope_theta"])
-    if part := rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)):
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if part and architecture != "gemma4":
         said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))
     named = {f"{architecture}.{key}": value for key, value in said.items()}
     template = {"tokenizer.chat_template": TEMPLATE}
     return {"general.architecture": architecture, **named, **byte_tokens(288), **template}
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Of most layers, where they differ."""
+    return vars(config)[name] if name in vars(config) else getattr(config, name, None)
 
 
 def _latents(config: Any) -> dict[str, Any]:
@@ -291,6 +333,35 @@ def _latents(config: Any) -> dict[str, Any]:
     return said
 
 
+def _two_widths(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with heads of two widths."""
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    own = config.num_hidden_layers - config.num_kv_shared_layers
+    wide = 2 if config.use_double_wide_mlp else 1
+    full = config.per_layer_config[1]
+    few = full.num_key_value_heads
+    return {
+        "attention.sliding_window_pattern": windowed,
+        "attention.key_length": full.head_dim,
+        "attention.key_length_swa": config.per_layer_config[0].head_dim,
+        "attention.head_count_kv": [
+            config.per_layer_config[0].num_key_value_heads if each else few for each in windowed
+        ],
+        "feed_forward_length": [
+            config.intermediate_size * (1 if number < own else wide) for number in range(len(windowed))
+        ],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": config.per_layer_config[0].head_dim,
+    }
+
+
+def _unturned(config: Any) -> torch.Tensor:
+    """The factors that leave nothing of the frequencies of the part of a head that is not turned."""
+    turned = int(16 * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return torch.tensor([1.0] * turned + [1e30] * (16 - turned))
+
+
 def _groups(config: Any) -> int:
     """Groups of heads that share keys, where queries, keys and values are one matrix."""
     if getattr(config, "new_decoder_architecture", False):
@@ -313,6 +384,8 @@ def random_model(label: str) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.1)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model
 
 
@@ -324,6 +397,8 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
     for name, weight in model.state_dict().items():
         if not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
+    if architecture == "gemma4":
+        tensors["rope_freqs.weight"] = store(_unturned(model.config))
     return write_file(path, metadata_of(label), tensors), model
 
 
@@ -331,6 +406,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     """The tensors of one parameter, which gets the values that they stand for."""
     if ".experts." in name:
         return _experts(architecture, name, weight, kind)
+    if name.endswith(tuple(_SCALES_IN_LAYERS)):
+        leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
+        return {f"blk.{_number(name)}.{leaf}": store(weight)}
     if name.endswith(("router.weight", "e_score_correction_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
@@ -420,6 +498,8 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
+    if architecture == "gemma4":
+        return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
     half = whole.shape[1] // 2
     gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
     return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
@@ -73,13 +74,15 @@ _KEYS = {
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.scale": ("attention_multiplier",),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "expert_group_count": ("n_group",),
@@ -149,7 +152,8 @@ def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
 def _settable(default: Any, name: str) -> bool:
     """Whether a configuration has a setting of this name, and does not compute it."""
     computed = getattr(type(default), name, None)
-    return hasattr(default, name) and not (isinstance(computed, property) and computed.fset is None)
+    there = name in vars(default) or hasattr(default, name)  # where layers differ, to ask for one that does is an error
+    return there and not (isinstance(computed, property) and computed.fset is None)
 
 
 def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:

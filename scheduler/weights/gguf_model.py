@@ -27,6 +27,7 @@ from scheduler.weights.gguf_values import Values
 _ROPE_FACTORS = "rope_freqs.weight"
 _UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
 _LAYER = "blk."
+_KEYS_AND_VALUES = ("attn_k.", "attn_k_norm.", "attn_v.")
 
 
 def build_model(
@@ -47,7 +48,7 @@ def build_model(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {*parameters, *model.state_dict()}
     found = find_tensors(names, file.tensors)
-    _check(file, parameters, found, config.num_hidden_layers)
+    _check(file, parameters, found, config)
     values = Values(file, model, packed)
     for name in sorted(found):
         _set(model, name, values.of(name, found[name]))
@@ -77,22 +78,26 @@ def file_digest(file: GgufFile, config: Any) -> str:
     return found.hexdigest()
 
 
-def _check(file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[str, ...]], layers: int) -> None:
+def _check(file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[str, ...]], config: Any) -> None:
     """Raise ``GgufError`` unless every parameter has a tensor, and every tensor a parameter."""
     if lacking := sorted(name for name in parameters if name not in found and not name.endswith(".bias")):
         raise GgufError(f"{len(lacking)} weights are missing in the file, {lacking[0]} first")
     used = {tensor for tensors in found.values() for tensor in tensors}
-    left = sorted(name for name in file.tensors if name not in used and not _beside(name, layers))
+    left = sorted(name for name in file.tensors if name not in used and not _beside(name, config))
     if left:
         raise GgufError(f"the model has no place for {len(left)} tensors of the file, {left[0]!r} first")
 
 
-def _beside(name: str, layers: int) -> bool:
-    """Whether a tensor may be left: factors of rotary positions, which are read elsewhere, and layers for predicting
-    further tokens, which are numbered after the last layer.
+def _beside(name: str, config: Any) -> bool:
+    """Whether a tensor may be left: factors of rotary positions, which are read elsewhere; layers for predicting
+    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one.
     """
-    number = name.removeprefix(_LAYER).partition(".")[0]
-    return name.startswith(_UNUSED) or (name.startswith(_LAYER) and number.isdigit() and int(number) >= layers)
+    number, _, leaf = name.removeprefix(_LAYER).partition(".")
+    if name.startswith(_UNUSED) or not (name.startswith(_LAYER) and number.isdigit()):
+        return name.startswith(_UNUSED)
+    layers = config.num_hidden_layers
+    reads = int(number) >= layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    return int(number) >= layers or (reads and leaf.startswith(_KEYS_AND_VALUES))
 
 
 def _set(model: Any, name: str, value: Any) -> None:

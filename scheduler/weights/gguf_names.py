@@ -26,6 +26,9 @@ _OUTSIDE = {
     "norm_f": ("output_norm",),
     "ln_f": ("output_norm",),
     "lm_head": ("output", "token_embd"),
+    "embed_tokens_per_layer": ("per_layer_token_embd",),
+    "per_layer_model_projection": ("per_layer_model_proj",),
+    "per_layer_projection_norm": ("per_layer_proj_norm",),
 }
 _SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
 
@@ -66,6 +69,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("feed_forward.w3", ("ffn_up",)),
     ("mlp.gate", ("ffn_gate_inp",)),
     ("mlp.router", ("ffn_gate_inp",)),
+    ("router.proj", ("ffn_gate_inp",)),
     ("block_sparse_moe.gate", ("ffn_gate_inp",)),
     ("block_sparse_moe.router", ("ffn_gate_inp",)),
     ("block_sparse_moe.router.layer", ("ffn_gate_inp",)),
@@ -103,17 +107,26 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("attn_norm",)),
     ("pre_feedforward_layernorm", ("ffn_norm",)),
     ("post_feedforward_layernorm", ("post_ffw_norm",)),
+    ("pre_feedforward_layernorm_2", ("pre_ffw_norm_2",)),
+    ("post_feedforward_layernorm_1", ("post_ffw_norm_1",)),
+    ("post_feedforward_layernorm_2", ("post_ffw_norm_2",)),
+    ("per_layer_input_gate", ("inp_gate",)),
+    ("per_layer_projection", ("proj",)),
+    ("post_per_layer_input_norm", ("post_norm",)),
     ("post_mlp_layernorm", ("post_ffw_norm",)),
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
-# Parameters that are no module's weight or bias, with the names of the tensors that they are joined from.
-_JOINED = {
-    "experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+# Parameters that are no module's weight or bias, in the same form.
+_OTHERS = {
+    "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
     "experts.down_proj": ("ffn_down_exps.weight",),
-    "experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+    "experts.gate_up_proj_bias": ("ffn_gate_exps.bias ffn_up_exps.bias",),
     "experts.down_proj_bias": ("ffn_down_exps.bias",),
     "e_score_correction_bias": ("exp_probs_b.bias",),
+    "router.scale": ("ffn_gate_inp.scale",),
+    "router.per_expert_scale": ("ffn_down_exps.scale",),
+    "layer_scalar": ("layer_output_scale.weight",),
     "self_attn.sinks": ("attn_sinks.weight",),
     "mixer.A_log": ("ssm_a",),
     "mixer.D": ("ssm_d",),
@@ -148,7 +161,7 @@ def _choices(name: str) -> list[tuple[str, ...]]:
         number, kind = match["number"], match["kind"]
         return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
     if match := _BARE.search(name):
-        joined = next((made for end, made in _JOINED.items() if f".{match['leaf']}".endswith("." + end)), None)
-        return [tuple(f"blk.{match['number']}.{part}" for part in joined)] if joined else []
+        leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
+        return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]
     module, _, kind = name.rpartition(".")
     return [(f"{found}.{kind}",) for found in _OUTSIDE.get(module.rpartition(".")[2], ())]

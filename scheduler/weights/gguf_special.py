@@ -152,12 +152,70 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
     return {"new_decoder_architecture": newer, "multi_query": heads == 1, "num_kv_heads": heads, "alibi": False}
 
 
+def _read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window and without one have heads of their own widths, and rotary positions of their own. Those
+    without turn a part of a head only: the factors of the others' frequencies are so large that nothing is left.
+    """
+    windowed, layers = keys.get("attention.sliding_window_pattern"), said["num_hidden_layers"]
+    if not isinstance(windowed, list) or len(windowed) != layers or all(windowed):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    first = windowed.index(False)
+    heads, widths = (_for_each(keys.get(key), layers) for key in ("attention.head_count_kv", "feed_forward_length"))
+    table = file.tensors.get("per_layer_token_embd.weight")
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10_000.0)},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": keys.get("rope.freq_base", 1_000_000.0),
+            "partial_rotary_factor": _turned_part(file),
+        },
+    }
+    return {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
+        "head_dim": keys.get("attention.key_length_swa", said["head_dim"]),
+        "global_head_dim": said["head_dim"],
+        "num_key_value_heads": heads[windowed.index(True)] if any(windowed) else heads[0],
+        "num_global_key_value_heads": heads[first],
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in file.tensors,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": max(widths) > widths[0],
+        "enable_moe_block": bool(keys.get("expert_count")),
+        "vocab_size_per_layer_input": said["vocab_size"] if table is None else table.shape[0],
+        "rope_parameters": ropes,
+    }
+
+
+def _for_each(value: Any, layers: int) -> list[Any]:
+    """A number of each layer. Raises ``GgufError`` where there is none."""
+    found = value if isinstance(value, list) else [value] * layers
+    if len(found) != layers or any(not isinstance(each, int) for each in found):
+        raise GgufError("the file does not say how wide its layers are")
+    return found
+
+
+def _turned_part(file: GgufFile) -> float:
+    """Which part of a head the rotary positions turn: that whose frequencies are divided by 1."""
+    from scheduler.weights.gguf_source import values
+
+    factors = file.tensors.get("rope_freqs.weight")
+    return 0.25 if factors is None else float((values(factors) == 1).float().mean())
+
+
+def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Each of the tokens that end a reply: the metadata names one, and the vocabulary has them all."""
+    known, words = said.get("eos_token_id"), file.metadata.get("tokenizer.ggml.tokens", [])
+    ends = [known] if isinstance(known, int) else list(known or [])
+    ends += [words.index(word) for word in ("<eos>", "<turn|>", "<|tool_response>") if word in words]
+    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+
+
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "falcon": (_read_groups,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
+    "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers, _read_head_width),
     "lfm2": (_layers_with_attention,),
     "phi3": (_long_factors,),

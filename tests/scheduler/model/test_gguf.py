@@ -32,6 +32,8 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("qwen2", Q8_0),
         ("qwen3moe", Q8_0),
         ("gemma2", Q8_0),
+        ("gemma4", Q8_0),
+        ("gemma4 experts", Q4_0),
         ("qwen3next", Q8_0),
         ("qwen35", Q4_0),
         ("qwen35moe", Q8_0),

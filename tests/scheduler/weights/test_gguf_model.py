@@ -109,6 +109,37 @@ def test_a_layer_that_predicts_further_tokens_is_left(tmp_path: Path) -> None:
     assert torch.equal(logits(got), logits(want))
 
 
+def test_keys_of_layers_that_read_those_of_another_one_are_left(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
+    unused = {f"blk.5.{name}.weight": store(torch.ones(64, 64)) for name in ("attn_k", "attn_v", "attn_k_norm")}
+    got = read(rewritten(path, "gemma4", dict(unused)))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+    with pytest.raises(GgufError, match=r"no place for 1 tensors of the file, 'blk\.5\.attn_q_b\.weight'"):
+        read(rewritten(path, "gemma4", {"blk.5.attn_q_b.weight": store(torch.ones(64, 64))}))
+
+
+def test_layers_of_two_widths(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
+    said = metadata_of("gemma4")
+    words = list(said["tokenizer.ggml.tokens"])
+    words[5], words[7] = "<turn|>", "<eos>"
+    changed = rewritten(path, "gemma4", {}, **{"tokenizer.ggml.tokens": words})
+    assert read_gguf_config(GgufFile(changed), changed).eos_token_id == [258, 7, 5]
+    uniform = rewritten(path, "gemma4", {"rope_freqs.weight": None}, **{"gemma4.rope.freq_base": 1000.0})
+    ropes = read_gguf_config(GgufFile(uniform), uniform).rope_parameters
+    assert ropes["full_attention"] == {**want.config.rope_parameters["full_attention"], "rope_theta": 1000.0}
+    for key, wrong in (
+        ("attention.sliding_window_pattern", [True] * 6),
+        ("attention.sliding_window_pattern", [False] * 5),
+        ("attention.sliding_window_pattern", 6),
+        ("feed_forward_length", [96] * 5),
+        ("attention.head_count_kv", ["two"] * 6),
+    ):
+        damaged = rewritten(path, "gemma4", {}, **{f"gemma4.{key}": wrong})
+        with pytest.raises(GgufError, match="the file does not say"):
+            read_gguf_config(GgufFile(damaged), damaged)
+
+
 def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "llama", F32)
     with pytest.raises(GgufError, match=r"1 weights are missing in the file, model\.layers\.1\.mlp\.up_proj"):
