@@ -62,6 +62,7 @@ _YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+_GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _LINEAR = {
@@ -100,6 +101,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2MoeConfig",
         {**_SHAPE, **_FEW, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     ),
+    "qwen2vl": ("Qwen2Config", _TIED),
+    "qwen3vl": ("Qwen3Config", {**_SHAPE, "head_dim": 32}),
+    "qwen3vlmoe": (
+        "Qwen3MoeConfig",
+        {**_SHAPE, **_FEW, "head_dim": 16, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "mistral3": ("Ministral3Config", {**_SHAPE, "head_dim": 32, "rope_parameters": _GROWING}),
+    "mistral3 plain": ("MistralConfig", {**_SHAPE, "head_dim": 32, "sliding_window": None}),
     "qwen3next": (
         "Qwen3NextConfig",
         {
@@ -193,6 +202,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", {**_OLD, "num_hidden_layers": 2}),
     "gpt-oss": ("GptOssConfig", {**_SHAPE, **_EXPERTS, "head_dim": 16, "sliding_window": 8}),
     "lfm2": ("Lfm2Config", {**_SHAPE, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": (
+        "Lfm2MoeConfig",
+        {
+            **_TIED,
+            **_FEW,
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
     "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
     "exaone4": (
         "Exaone4Config",
@@ -201,7 +221,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
-_PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+_PERMUTED = ("llama", "granite", "granitemoe", "mistral3", "smollm3")
 _ADDED = (
     "gemma",
     "gemma2",
@@ -239,7 +259,7 @@ _KEYS = {
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts",),
     "expert_weights_scale": ("routed_scaling_factor",),
-    "leading_dense_block_count": ("first_k_dense_replace",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts"),
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
@@ -272,12 +292,12 @@ def metadata_of(label: str) -> dict[str, Any]:
             said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
     if architecture in _WITHOUT_HEAD_WIDTH:
         said.pop("attention.key_length", None)
-    if architecture in ("mamba", "lfm2"):
+    if architecture in ("mamba", "lfm2", "lfm2moe"):
         said["attention.layer_norm_rms_epsilon"] = said.pop("attention.layer_norm_epsilon", None) or config.norm_eps
     if architecture == "falcon":
         said["attention.head_count_kv"] = _groups(config)
-    if architecture == "lfm2":
-        said["attention.head_count_kv"] = [0, 2]
+    if architecture in ("lfm2", "lfm2moe"):
+        said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *_IN_TURNS):
@@ -285,6 +305,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if label == "mistral3":
+        said |= _stretched(config.rope_parameters)
+        said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]
+        said["attention.temperature_scale"] = config.rope_parameters["llama_4_scaling_beta"]
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
@@ -320,17 +344,21 @@ def _latents(config: Any) -> dict[str, Any]:
         said["attention.q_lora_rank"] = config.q_lora_rank
     if config.norm_topk_prob:
         said |= {"expert_weights_norm": True, "expert_gating_func": 2}
-    rope = config.rope_parameters
-    if rope["rope_type"] == "yarn":
-        said |= {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": rope["factor"],
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
-            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
-            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
-        }
+    if config.rope_parameters["rope_type"] == "yarn":
+        said |= _stretched(config.rope_parameters)
+        said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _stretched(rope: dict[str, Any]) -> dict[str, Any]:
+    """What a converter says of rotary positions by YaRN."""
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+    }
 
 
 def _two_widths(config: Any) -> dict[str, Any]:
@@ -382,7 +410,7 @@ def random_model(label: str) -> Any:
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", ".expert_bias")):
                 buffer.normal_(0, 0.1)
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
@@ -409,7 +437,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if name.endswith(tuple(_SCALES_IN_LAYERS)):
         leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
         return {f"blk.{_number(name)}.{leaf}": store(weight)}
-    if name.endswith(("router.weight", "e_score_correction_bias")) and "mlp.router" not in name:
+    if name.endswith(("router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:

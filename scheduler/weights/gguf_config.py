@@ -36,21 +36,26 @@ ARCHITECTURES = {
     "granite": "granite",
     "granitemoe": "granitemoe",
     "lfm2": "lfm2",
+    "lfm2moe": "lfm2_moe",
     "llama": "llama",
     "mamba": "mamba",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
+    "mistral3": "mistral",
     "nemotron": "nemotron",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
+    "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text
     "qwen3": "qwen3",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
     "qwen3moe": "qwen3_moe",
     "qwen3next": "qwen3_next",
+    "qwen3vl": "qwen3",
+    "qwen3vlmoe": "qwen3_moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
@@ -58,6 +63,7 @@ ARCHITECTURES = {
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
+_BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
@@ -88,7 +94,7 @@ _KEYS = {
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts",),
-    "leading_dense_block_count": ("first_k_dense_replace",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "shortconv.l_cache": ("conv_L_cache",),
@@ -130,12 +136,16 @@ def _derive(file: GgufFile) -> Any:
         kind = _EXPERTS.get(architecture, kind)
     if chooses_by_sigmoid(file, keys):
         kind = _BY_SIGMOID.get(architecture, kind)
+    if keys.get("attention.temperature_scale"):
+        kind = _BY_POSITION.get(architecture, kind)
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()
     said = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default)
     for special in SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
+    if "rope_parameters" in said:  # these are complete
+        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
     return CONFIG_MAPPING[kind](**said)
 
 

@@ -109,6 +109,18 @@ def _read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return found
 
 
+def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Queries that grow with the logarithm of their positions, and positions that are stretched."""
+    growth = keys.get("attention.temperature_scale")
+    if not growth:
+        return {}
+    if "rope_scaling" not in said:
+        raise GgufError("the file does not say how its rotary positions are stretched")
+    scale = keys.get("rope.scaling.yarn_log_multiplier", 1.0)
+    more = {"rope_theta": said["rope_theta"], "mscale": scale, "mscale_all_dim": scale, "llama_4_scaling_beta": growth}
+    return {"rope_parameters": {**said["rope_scaling"], **more}}
+
+
 def _read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """How experts are chosen. Older files do not say that it is by groups."""
     if not keys.get("expert_count"):
@@ -218,10 +230,13 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers, _read_head_width),
     "lfm2": (_layers_with_attention,),
+    "lfm2moe": (_layers_with_attention,),
+    "mistral3": (_read_growing_queries,),
     "phi3": (_long_factors,),
     "qwen35": (_read_linear_attention, _read_sections),
     "qwen35moe": (_read_linear_attention, _read_sections),
     "qwen3moe": (_read_normed_choices,),
+    "qwen3vlmoe": (_read_normed_choices,),
     "qwen3next": (_read_linear_attention,),
     "stablelm": (_sequential,),
 }

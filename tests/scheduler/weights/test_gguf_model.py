@@ -118,6 +118,13 @@ def test_keys_of_layers_that_read_those_of_another_one_are_left(tmp_path: Path) 
         read(rewritten(path, "gemma4", {"blk.5.attn_q_b.weight": store(torch.ones(64, 64))}))
 
 
+def test_queries_that_grow_with_positions_that_are_not_stretched(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mistral3", Q8_0)
+    damaged = rewritten(path, "mistral3", {}, **{"mistral3.rope.scaling.type": "none"})
+    with pytest.raises(GgufError, match="how its rotary positions are stretched"):
+        read_gguf_config(GgufFile(damaged), damaged)
+
+
 def test_layers_of_two_widths(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
     said = metadata_of("gemma4")
