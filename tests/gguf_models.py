@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -143,6 +144,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3TextConfig",
         {**_TIED, "num_hidden_layers": 7, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
     ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            **_TIED,
+            "num_hidden_layers": 4,
+            "intermediate_size": [96, 96, 128, 128],
+            "head_dim": 16,
+            "sliding_window": 8,
+            "vocab_size_per_layer_input": 288,
+            "hidden_size_per_layer_input": 32,
+            "num_kv_shared_layers": 2,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.95, 0.0, 0.5, 0.0],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "gemma4": (
         "Gemma4TextConfig",
         {**_TWO_WIDTHS, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
@@ -232,10 +250,12 @@ _ADDED = (
     "qwen35moe",
 )  # whose norms are stored as w + 1
 _SCALES_IN_LAYERS = {
+    ".correct_output_scale": "altup_correct_scale.weight",
     ".layer_scalar": "layer_output_scale.weight",
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
 }
+_STACKS = {"altup_projections": "altup_proj.weight", "altup_unembed_projections": "altup_unembd_proj.weight"}
 _IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
 # Keys of the metadata and the settings that they come from, the first that there is.
@@ -305,6 +325,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if architecture == "gemma3n":
+        said |= _streams(config)
     if label == "mistral3":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]
@@ -384,6 +406,19 @@ def _two_widths(config: Any) -> dict[str, Any]:
     }
 
 
+def _streams(config: Any) -> dict[str, Any]:
+    """What a converter says of layers that keep several versions of what they compute."""
+    return {
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(part) if part else float("-inf") for part in config.activation_sparsity_pattern
+        ],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+
+
 def _unturned(config: Any) -> torch.Tensor:
     """The factors that leave nothing of the frequencies of the part of a head that is not turned."""
     turned = int(16 * config.rope_parameters["full_attention"]["partial_rotary_factor"])
@@ -422,9 +457,16 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
     """One of ``MODELS`` as a file with blocks of ``kind``, and the model with the dequantised weights."""
     model, architecture = random_model(label), label.partition(" ")[0]
     tensors: dict[str, Stored] = {}
+    stacks: dict[str, list[torch.Tensor]] = {}
     for name, weight in model.state_dict().items():
-        if not (name.startswith("lm_head") and model.config.tie_word_embeddings):
+        if (found := re.search(r"(altup_\w+)\.\d+\.weight", name)) is not None:
+            stacks.setdefault(_STACKS[found[1]], []).append(weight)
+        elif not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
+    for name, weights in stacks.items():
+        tensors[name] = store(torch.stack(weights), kind)
+        for weight, values in zip(weights, tensors[name].values, strict=True):
+            weight.copy_(values)
     if architecture == "gemma4":
         tensors["rope_freqs.weight"] = store(_unturned(model.config))
     return write_file(path, metadata_of(label), tensors), model
@@ -437,7 +479,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if name.endswith(tuple(_SCALES_IN_LAYERS)):
         leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
         return {f"blk.{_number(name)}.{leaf}": store(weight)}
-    if name.endswith(("router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
+    if name.endswith((".router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:

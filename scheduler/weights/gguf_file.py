@@ -18,6 +18,7 @@ from scheduler.weights.gguf_header import GgufError, header_of, split_parts
 from scheduler.weights.gguf_types import PLAIN_TYPES, TYPES
 from scheduler.weights.mapped_file import MappedFile
 
+_STACKS = frozenset({"altup_proj.weight", "altup_unembd_proj.weight"})
 _ALIGNMENT = "general.alignment"
 
 
@@ -91,7 +92,17 @@ class GgufFile:
                 raise GgufError("two of its tensors have the same name")
             if offset % alignment:
                 raise GgufError("a tensor does not begin where the alignment says")
-            self.tensors[name] = GgufTensor(name, shape, kind, _rows(mapped.data, shape, kind, start + offset))
+            tensor = GgufTensor(name, shape, kind, _rows(mapped.data, shape, kind, start + offset))
+            self.tensors |= {one.name: one for one in _matrices(tensor)}
+
+
+def _matrices(tensor: GgufTensor) -> list[GgufTensor]:
+    """The matrices of a tensor that is a stack of those of several modules, by names with their numbers."""
+    if len(tensor.shape) != 3 or tensor.name not in _STACKS:
+        return [tensor]
+    stem, _, kind = tensor.name.rpartition(".")
+    parts = torch.split(tensor.data, tensor.shape[1])
+    return [GgufTensor(f"{stem}.{i}.{kind}", tensor.shape[1:], tensor.kind, part) for i, part in enumerate(parts)]
 
 
 def _rows(whole: torch.Tensor, shape: tuple[int, ...], kind: int, start: int) -> torch.Tensor:

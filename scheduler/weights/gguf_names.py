@@ -29,6 +29,8 @@ _OUTSIDE = {
     "embed_tokens_per_layer": ("per_layer_token_embd",),
     "per_layer_model_projection": ("per_layer_model_proj",),
     "per_layer_projection_norm": ("per_layer_proj_norm",),
+    "altup_projections": ("altup_proj",),
+    "altup_unembed_projections": ("altup_unembd_proj",),
 }
 _SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
 
@@ -114,6 +116,13 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("per_layer_input_gate", ("inp_gate",)),
     ("per_layer_projection", ("proj",)),
     ("post_per_layer_input_norm", ("post_norm",)),
+    ("altup.correction_coefs", ("altup_correct_coef",)),
+    ("altup.prediction_coefs", ("altup_predict_coef",)),
+    ("altup.modality_router", ("altup_router",)),
+    ("altup.router_norm", ("altup_router_norm",)),
+    ("laurel.linear_left", ("laurel_l",)),
+    ("laurel.linear_right", ("laurel_r",)),
+    ("laurel.post_laurel_norm", ("laurel_post_norm",)),
     ("post_mlp_layernorm", ("post_ffw_norm",)),
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
@@ -128,6 +137,7 @@ _OTHERS = {
     "feed_forward.expert_bias": ("exp_probs_b.bias",),
     "router.scale": ("ffn_gate_inp.scale",),
     "router.per_expert_scale": ("ffn_down_exps.scale",),
+    "altup.correct_output_scale": ("altup_correct_scale.weight",),
     "layer_scalar": ("layer_output_scale.weight",),
     "self_attn.sinks": ("attn_sinks.weight",),
     "mixer.A_log": ("ssm_a",),
@@ -166,4 +176,7 @@ def _choices(name: str) -> list[tuple[str, ...]]:
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]
     module, _, kind = name.rpartition(".")
-    return [(f"{found}.{kind}",) for found in _OUTSIDE.get(module.rpartition(".")[2], ())]
+    owner, _, last = module.rpartition(".")
+    if last.isdigit():  # one of several
+        last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
+    return [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any
 
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
+_ENDS = ("<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
 
 
@@ -168,20 +170,11 @@ def _read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     """Layers with a window and without one have heads of their own widths, and rotary positions of their own. Those
     without turn a part of a head only: the factors of the others' frequencies are so large that nothing is left.
     """
-    windowed, layers = keys.get("attention.sliding_window_pattern"), said["num_hidden_layers"]
-    if not isinstance(windowed, list) or len(windowed) != layers or all(windowed):
-        raise GgufError("the file does not say which of its layers have a sliding window")
+    windowed, layers = _read_windows(keys, said), said["num_hidden_layers"]
     first = windowed.index(False)
     heads, widths = (_for_each(keys.get(key), layers) for key in ("attention.head_count_kv", "feed_forward_length"))
-    table = file.tensors.get("per_layer_token_embd.weight")
-    ropes = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10_000.0)},
-        "full_attention": {
-            "rope_type": "proportional",
-            "rope_theta": keys.get("rope.freq_base", 1_000_000.0),
-            "partial_rotary_factor": _turned_part(file),
-        },
-    }
+    ropes = _read_two_ropes(keys)
+    ropes["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": _turned_part(file)}
     return {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
         "head_dim": keys.get("attention.key_length_swa", said["head_dim"]),
@@ -192,9 +185,47 @@ def _read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
         "intermediate_size": widths[0],
         "use_double_wide_mlp": max(widths) > widths[0],
         "enable_moe_block": bool(keys.get("expert_count")),
-        "vocab_size_per_layer_input": said["vocab_size"] if table is None else table.shape[0],
+        "vocab_size_per_layer_input": _words_of_layers(file, said),
         "rope_parameters": ropes,
     }
+
+
+def _read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers that keep several versions of what they compute, some of whose activations are set to 0: those that are
+    less than so many standard deviations above their mean.
+    """
+    layers, scales = said["num_hidden_layers"], keys.get("activation_sparsity_scale")
+    left = file.tensors.get("blk.0.laurel_l.weight")
+    if not isinstance(scales, list) or len(scales) != layers or left is None:
+        raise GgufError("the file does not say how sparse its layers are")
+    return {
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in _read_windows(keys, said)],
+        "intermediate_size": _for_each(keys.get("feed_forward_length"), layers),
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
+        "laurel_rank": left.shape[0],
+        "vocab_size_per_layer_input": _words_of_layers(file, said),
+        "rope_parameters": _read_two_ropes(keys),
+    }
+
+
+def _read_windows(keys: Mapping[str, Any], said: dict[str, Any]) -> list[bool]:
+    """Which layers have a sliding window; not all of them."""
+    windowed = keys.get("attention.sliding_window_pattern")
+    if not isinstance(windowed, list) or len(windowed) != said["num_hidden_layers"] or all(windowed):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return windowed
+
+
+def _read_two_ropes(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rotary positions of layers with a window and without one."""
+    bases = {"sliding": keys.get("rope.freq_base_swa", 10_000.0), "full": keys.get("rope.freq_base", 1_000_000.0)}
+    return {f"{name}_attention": {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
+
+
+def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
+    """How many words have embeddings for each layer."""
+    table = file.tensors.get("per_layer_token_embd.weight")
+    return int(said["vocab_size"] if table is None else table.shape[0])
 
 
 def _for_each(value: Any, layers: int) -> list[Any]:
@@ -217,7 +248,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
     """Each of the tokens that end a reply: the metadata names one, and the vocabulary has them all."""
     known, words = said.get("eos_token_id"), file.metadata.get("tokenizer.ggml.tokens", [])
     ends = [known] if isinstance(known, int) else list(known or [])
-    ends += [words.index(word) for word in ("<eos>", "<turn|>", "<|tool_response>") if word in words]
+    ends += [words.index(word) for word in _ENDS if word in words]
     return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
 
 
@@ -227,6 +258,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "falcon": (_read_groups,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
+    "gemma3n": (_read_streams, _read_ends),
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers, _read_head_width),
     "lfm2": (_layers_with_attention,),

@@ -35,6 +35,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("lfm2moe", Q8_0),
         ("mistral3", Q4_0),
         ("qwen3vlmoe", Q8_0),
+        ("gemma3n", Q8_0),
         ("gemma4", Q8_0),
         ("gemma4 experts", Q4_0),
         ("qwen3next", Q8_0),

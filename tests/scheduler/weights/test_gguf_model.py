@@ -125,6 +125,16 @@ def test_queries_that_grow_with_positions_that_are_not_stretched(tmp_path: Path)
         read_gguf_config(GgufFile(damaged), damaged)
 
 
+def test_layers_that_do_not_say_how_sparse_they_are(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "gemma3n", Q8_0)
+    for damaged in (
+        rewritten(path, "gemma3n", {}, **{"gemma3n.activation_sparsity_scale": [0.5]}),
+        rewritten(path, "gemma3n", {"blk.0.laurel_l.weight": None}),
+    ):
+        with pytest.raises(GgufError, match="how sparse its layers are"):
+            read_gguf_config(GgufFile(damaged), damaged)
+
+
 def test_layers_of_two_widths(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
     said = metadata_of("gemma4")
