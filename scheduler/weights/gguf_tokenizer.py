@@ -20,6 +20,7 @@ _SPECIAL = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+_VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -59,8 +60,9 @@ def _convert(metadata: dict[str, Any]) -> Any:
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}")
         settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
+    architecture = str(metadata.get("general.architecture"))
     try:
-        backend, _ = convert_gguf_tokenizer(str(metadata.get("general.architecture")), described)
+        backend, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)

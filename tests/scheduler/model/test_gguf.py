@@ -83,6 +83,25 @@ def test_the_tokenizer_in_the_file(tmp_path: Path) -> None:
     assert (again.eos_token, again.pad_token, again.bos_token) == ("<|endoftext|>", "<|im_start|>", None)
 
 
+@pytest.mark.parametrize("architecture", ["gemma3", "gemma3n"])
+def test_words_of_spaces_are_spelled_as_they_are_merged(architecture: str, tmp_path: Path) -> None:
+    """In sentencepiece's vocabularies of these, whose merges are in the order of the tokens."""
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "    ", "ab", "abc", "a", "b", "c", "\u2581"]
+    said = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.scores": [float(-number) for number in range(len(words))],
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, *[1] * (len(words) - 4)],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = read_gguf_tokenizer(write_file(tmp_path / "x.gguf", said, {}))
+    assert tokenizer.encode("abc    ab c", add_special_tokens=False) == [7, 5, 6, 11, 10]
+
+
 def test_a_tokenizer_beside_the_file_wins(tmp_path: Path) -> None:
     own = AutoTokenizer.from_pretrained(DEMO)
     path = write_file(tmp_path / "x.gguf", metadata_of("llama"), {})
