@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
 from scheduler.accel.cpu.functions import COMPUTED
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu.kept_tiles import TilePlace
 from scheduler.accel.cpu.linear import equal, leave_files
 from scheduler.accel.cpu.matrix import TYPES
 from scheduler.accel.cpu.packing import Map, Packing
@@ -45,9 +45,11 @@ LARGE = 8.0  # by which the last of some made-up tokens is larger
 class PackedExperts:
     """An experts module whose weights the C++ kernel reads. ``remove`` restores the plain weights, bit for bit."""
 
-    def __init__(self, module: Any, kernel: ProgramKernel, kept: KeptTiles | None = None) -> None:
-        """``kept``: where packed weights are kept between starts."""
-        self.module, self.kept = module, kept
+    def __init__(
+        self, module: Any, kernel: ProgramKernel, place: Callable[[str], TilePlace | None] = lambda name: None
+    ) -> None:
+        """``place``: where the tiles of one of its parameters are kept."""
+        self.module, self.place = module, place
         self.dtype = module.down_proj.dtype
         self._kernel = kernel
         self._in = "gate_up_proj" if module.has_gate else "up_proj"
@@ -174,9 +176,10 @@ class ExpertsWeight:
         weight = module._parameters[name].detach()
         bias = module._parameters[f"{name}_bias"] if module.has_bias else None
         if (packed := quantised_weight_of(weight)) is not None:
-            self.matrix = ExpertsMatrix.pack(packed, bias, experts.kept)
+            self.matrix = ExpertsMatrix.pack(packed, bias, experts.place(name))
         else:
-            self.matrix = ExpertsMatrix.of(weight.transpose(1, 2) if self._flipped else weight, bias, tiled)
+            turned = weight.transpose(1, 2) if self._flipped else weight
+            self.matrix = ExpertsMatrix.of(turned, bias, tiled, experts.place(name))
 
     def dense(self) -> torch.Tensor:
         """The plain weight in the module's layout: ``[experts, out, in]``, or ``[experts, in, out]``."""
@@ -259,13 +262,13 @@ def _is_plain(weight: Any) -> bool:
 
 def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None:
     """Pack modules of one class and shape, if the first of them are right and faster so."""
-    tried = [PackedExperts(module, ours, packing.kept) for module in group[:_TRIED]]
+    tried = [PackedExperts(module, ours, partial(packing.place, module)) for module in group[:_TRIED]]
     if not _is_right(tried[0]):
         return
     if quantised_weight_of(group[0].down_proj) is not None:  # there is no other way than to unpack them for good
         packing.add(tried.pop(0), None)
         for module in group[1:]:
-            one = tried.pop(0) if tried else PackedExperts(module, ours, packing.kept)
+            one = tried.pop(0) if tried else PackedExperts(module, ours, partial(packing.place, module))
             if _is_right(one):
                 packing.add(one, None)
         return
@@ -283,7 +286,7 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
     if limit == 0 or (limit is not None and tried[0].copies):
         return
     for module in group:
-        one = tried.pop(0) if tried else PackedExperts(module, ours, packing.kept)
+        one = tried.pop(0) if tried else PackedExperts(module, ours, partial(packing.place, module))
         if _is_right(one):
             one.limit = limit
             packing.add(one, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu.kept_tiles import TilePlace
 from scheduler.accel.cpu.matrix import GROUP, Matrix
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.weights.quantised_weight import QuantisedWeight
@@ -23,18 +23,22 @@ class ExpertsMatrix:
         self.bias = None if bias is None else bias.detach().float().contiguous()
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, tiled: bool) -> ExpertsMatrix:
-        """``weight [count, out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
+    def of(
+        cls, weight: torch.Tensor, bias: torch.Tensor | None, tiled: bool, place: TilePlace | None = None
+    ) -> ExpertsMatrix:
+        """``weight [count, out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled`` and
+        is not in its ``place``.
+        """
         count, out, inside = weight.shape
         padded = F.pad(weight, (0, 0, 0, -out % GROUP)) if tiled else weight
-        return cls(Matrix(padded.reshape(-1, inside), tiled), count, out, bias)
+        return cls(Matrix(padded.reshape(-1, inside), tiled, place=place), count, out, bias)
 
     @classmethod
-    def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None, kept: KeptTiles | None) -> ExpertsMatrix:
-        """The packed weights of experts, copied if they are not ``kept``; ``bias`` is ``[count, out]``. Raises
-        ``NotPackable``.
+    def pack(cls, weight: QuantisedWeight, bias: torch.Tensor | None, place: TilePlace | None) -> ExpertsMatrix:
+        """The packed weights of experts, copied if they are not in their ``place``; ``bias`` is ``[count, out]``.
+        Raises ``NotPackable``.
         """
-        matrix = PackedMatrix(weight.source, weight.count, kept)
+        matrix = PackedMatrix(weight.source, weight.count, place)
         weight.release()
         return cls(matrix, weight.count, weight.out, bias)
 

@@ -1,4 +1,4 @@
-"""`KeptTiles`: packed weights of one model that an earlier start has kept, or that this one keeps for the next."""
+"""`KeptTiles`: weights of one model in tiles that an earlier start has kept, or that this one keeps for the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,11 +26,7 @@ _WORTH = 1.0  # seconds of packing: what takes less is packed again
 _POLITE = 10  # by so much the thread that writes stands back for others
 
 
-Described = tuple[Shape, int, torch.Tensor]
-_NOTHING: Described = ((0, 0, 0), 0, torch.empty(0, dtype=torch.uint8))
-
-
-class PackedTiles(Protocol):
+class Tiled(Protocol):
     """A weight in tiles."""
 
     data: torch.Tensor
@@ -40,8 +36,25 @@ class PackedTiles(Protocol):
     def shape(self) -> Shape: ...
 
 
+class TilePlace:
+    """Where the tiles of one weight are kept, by the weight's name."""
+
+    def __init__(self, tiles: KeptTiles, name: str) -> None:
+        self._tiles, self._name = tiles, name
+
+    def take(self, weight: Tiled, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
+        """Kind and data, uint8, of the ``weight``; ``sizes`` are the bytes that it takes by the kinds that it may be
+        of. None where it is not kept.
+        """
+        return self._tiles.take(self._name, weight, sizes)
+
+    def note(self, weight: Tiled, seconds: float) -> None:
+        """The ``weight`` was not kept, and took that long to make."""
+        self._tiles.note(self._name, weight, seconds)
+
+
 class KeptTiles:
-    """The file of one model, whose weights are asked for in the same order at every start."""
+    """The file of one model."""
 
     def __init__(self, digest: str, made_by: str, space: int | None) -> None:
         """``digest`` of the weights, ``made_by`` of what else their tiles depend on: this program and its kernel.
@@ -49,9 +62,8 @@ class KeptTiles:
         """
         self._digest, self._space = digest, space
         self._name = f"{digest}-{made_by}{tile_space.SUFFIX}"
-        self._made: list[weakref.ref[PackedTiles]] = []
+        self._used: dict[str, weakref.ref[Tiled]] = {}
         self._seconds = 0.0
-        self._next = 0
         self._file = self._open() if space != 0 else None
 
     @property
@@ -59,26 +71,24 @@ class KeptTiles:
         """Bytes that are mapped, 0 without a file."""
         return 0 if self._file is None else self._file.nbytes
 
-    def take(self, shape: Shape, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
-        """Kind and data, uint8, of the next weight, which is of ``shape``; ``sizes`` are the bytes that it takes by the
-        kinds that it may be of. None where it is not kept.
-        """
-        number, self._next = self._next, self._next + 1
-        if self._file is None or number >= len(self._file.table):
+    def take(self, name: str, weight: Tiled, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
+        """See ``TilePlace``."""
+        found = None if self._file is None else self._file.table.get(name)
+        if self._file is None or found is None or found.shape != weight.shape:
             return None
-        found = self._file.table[number]
-        if found.shape != shape or sizes.get(found.kind) != found.nbytes:
+        if sizes.get(found.kind) != found.nbytes:
             return None
+        self._used[name] = weakref.ref(weight)
         return found.kind, self._file.data(found)
 
-    def note(self, made: PackedTiles, seconds: float) -> None:
-        """A weight was not kept, and took that long to make."""
-        self._made.append(weakref.ref(made))
+    def note(self, name: str, weight: Tiled, seconds: float) -> None:
+        """See ``TilePlace``."""
+        self._used[name] = weakref.ref(weight)
         self._seconds += seconds
 
     def keep(self) -> None:
-        """Write the weights that were made for the next start, if they took long, in a thread of its own."""
-        if self._space != 0 and self._file is None and self._seconds >= _WORTH:
+        """Write the weights for the next start, if making some of them took long, in a thread of its own."""
+        if self._space != 0 and self._seconds >= _WORTH:
             threading.Thread(target=self._keep, name="keep packed weights", daemon=True).start()
 
     def _open(self) -> TileFile | None:
@@ -96,12 +106,13 @@ class KeptTiles:
         with suppress(OSError, AttributeError):  # where a thread has no priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
         try:
-            self._write([_described(made()) for made in self._made])
+            used = {name: weight for name, found in self._used.items() if (weight := found()) is not None}
+            self._write({name: (weight.shape, weight.kind, weight.data) for name, weight in used.items()})
         except (OSError, NotBuilt, CorruptFile) as error:
             log.info("packed weights are not kept for the next start: %s", _reason(error))
 
-    def _write(self, made: Sequence[Described]) -> None:
-        folder, nbytes = make_private(tile_space.folder()), sum(data.nbytes for _, _, data in made)
+    def _write(self, weights: Mapping[str, tuple[Shape, int, torch.Tensor]]) -> None:
+        folder, nbytes = make_private(tile_space.folder()), sum(data.nbytes for _, _, data in weights.values())
         held = lock(folder, 0.0)
         try:
             clear_temporaries(folder)
@@ -113,17 +124,12 @@ class KeptTiles:
                 log.info("packed weights of %.1f GB are not kept: --packed-space has %.1f", nbytes / 1e9, most / 1e9)
                 return
             began = time.monotonic()
-            write_file(folder, self._name, chunks(made))
+            write_file(folder, self._name, chunks(weights))
             note_tiles(self._digest, self._name)
             seconds = time.monotonic() - began
             log.info("packed weights are kept for the next start: %.1f GB, written in %.0f s", nbytes / 1e9, seconds)
         finally:
             os.close(held)
-
-
-def _described(made: PackedTiles | None) -> Described:
-    """What is written of a weight; of one that was not used an empty one, which keeps its number."""
-    return _NOTHING if made is None else (made.shape, made.kind, made.data)
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu.kept_tiles import KeptTiles, TilePlace
 from scheduler.accel.cpu.matrix import TYPES, Matrix
 from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import product
@@ -46,9 +46,9 @@ class PackedLinear:
     While it is installed the module's ``weight`` is a ``WeightStandIn``, as other code may read it.
     """
 
-    def __init__(self, module: torch.nn.Module, flipped: bool, way: Way) -> None:
-        """``flipped``: the module stores its weight as ``[in, out]``. Raises what ``way`` raises if it cannot pack
-        it.
+    def __init__(self, module: torch.nn.Module, flipped: bool, way: Way, place: TilePlace | None = None) -> None:
+        """``flipped``: the module stores its weight as ``[in, out]``. ``place``: where tiles of it are kept. Raises
+        what ``way`` raises if it cannot pack it.
         """
         plain: Any = _weight(module)
         self.touched = False
@@ -56,7 +56,9 @@ class PackedLinear:
         self._flipped = flipped
         self._plain = weakref.ref(plain)  # alive while it is shared, for example with an embedding
         matrix = plain.detach()
-        self.packed, self.forward = way(matrix.t().contiguous() if flipped else matrix, module._parameters.get("bias"))
+        if flipped:
+            matrix = matrix.t().contiguous()
+        self.packed, self.forward = way(matrix, module._parameters.get("bias"), place)
 
     def install(self) -> None:
         """Make the module use the packed weight, and drop the plain one."""
@@ -85,7 +87,7 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None, kept: K
     """Pack the weights of ``model`` that are on a CPU, if that is faster. ``answers`` are the measurements of an
     earlier load; new ones are added to it. ``kept``: where packed weights are kept between starts.
     """
-    packing = Packing({} if answers is None else answers, kept)
+    packing = Packing({} if answers is None else answers, kept, model)
     alike: defaultdict[Any, list[torch.nn.Module]] = defaultdict(list)
     for module in model.modules():
         if _could_be_linear(module):
@@ -156,13 +158,15 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing, share: float) ->
         return False
     plain: list[Map] = [module.forward for module in group[:_TRIED]]
     for way in _ways(_weight(group[0]).dtype):
-        candidates = (PackedLinear(module, flipped, way) for module in group)  # one at a time: in memory twice
+        # one at a time: in memory twice
+        candidates = (PackedLinear(module, flipped, way, packing.place(module, "weight")) for module in group)
         tried = list(islice(candidates, _TRIED))
         if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried], share):
             continue
         made_up = _make_input(group[0], 2, flipped)
         for module, one in zip(group, chain(tried, candidates), strict=True):
-            if equal(one.forward(made_up), module.forward(made_up)):
+            kept = isinstance(one.packed, Matrix) and one.packed.kept
+            if kept or equal(one.forward(made_up), module.forward(made_up)):
                 packing.add(one, one.packed if isinstance(one.packed, Matrix) else None)
         return True
     return False
@@ -279,17 +283,17 @@ class _Reordered:
         return self.data.to_dense()
 
 
-Way = Callable[[torch.Tensor, torch.Tensor | None], tuple[Matrix | _Reordered, Map]]
+Way = Callable[[torch.Tensor, torch.Tensor | None, TilePlace | None], tuple[Matrix | _Reordered, Map]]
 
 
-def _tile(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[Matrix, Map]:
+def _tile(matrix: torch.Tensor, bias: torch.Tensor | None, place: TilePlace | None) -> tuple[Matrix, Map]:
     ours = kernel()
     assert ours is not None
-    packed = Matrix(matrix, True)
+    packed = Matrix(matrix, True, place=place)
     return packed, product(packed, bias, matrix.dtype, ours)
 
 
-def _reorder(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[_Reordered, Map]:
+def _reorder(matrix: torch.Tensor, bias: torch.Tensor | None, _: TilePlace | None) -> tuple[_Reordered, Map]:
     packed = _Reordered(matrix)
     multiply = torch.ops.mkldnn._linear_pointwise.default
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from cache.memory import huge
+from scheduler.accel.cpu.kept_tiles import TilePlace
 
 TILED, PACKED = 3, 16  # beside the types of plain elements; the second is a bit, see kernels/packed.h
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -21,14 +24,33 @@ class Matrix:
     """
 
     number = -1  # by which adapters know it, if they may add to products with it
+    kept = False  # of an earlier start, which has found it right
     order: npt.NDArray[np.int64] | None = None  # which input each column is multiplied by, where they are not in order
 
-    def __init__(self, weight: torch.Tensor, tiled: bool, limit: int | None = None) -> None:
-        """``weight [out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
+    def __init__(
+        self, weight: torch.Tensor, tiled: bool, limit: int | None = None, place: TilePlace | None = None
+    ) -> None:
+        """``weight [out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled`` and is not
+        in its ``place`` of an earlier start.
+        """
         self.out, self.inside = weight.shape
         self.kind = TILED if tiled else TYPES[weight.dtype]
-        self.data = _tile(weight) if tiled else weight.contiguous()
         self.limit = limit
+        if not tiled:
+            self.data = weight.contiguous()
+            return
+        size = -(-self.out // GROUP) * GROUP * -(-self.inside // _DEPTH) * _DEPTH * weight.itemsize
+        found = None if place is None else place.take(self, {TILED: size})
+        self.kept = found is not None
+        began = time.perf_counter()
+        self.data = _tile(weight) if found is None else found[1].view(weight.dtype)
+        if place is not None and found is None:
+            place.note(self, time.perf_counter() - began)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """How many experts, rows of each, and elements of a row."""
+        return 1, self.out, self.inside
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from cache.memory import huge
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu.kept_tiles import TilePlace
 from scheduler.accel.cpu.matrix import GROUP, Matrix
 from scheduler.accel.cpu.packed_form import NotHalf, NotPackable, PackedForm
 from scheduler.accel.cpu.real_form import RealForm
@@ -28,8 +28,8 @@ class PackedMatrix(Matrix):
     where values are whole numbers, else a ``RealForm``.
     """
 
-    def __init__(self, source: PackedSource, experts: int = 1, kept: KeptTiles | None = None) -> None:
-        """Copies a packed weight, some rows at a time, if it is not ``kept`` of an earlier start. Raises
+    def __init__(self, source: PackedSource, experts: int = 1, place: TilePlace | None = None) -> None:
+        """Copies a packed weight, some rows at a time, if it is not in its ``place`` of an earlier start. Raises
         ``NotPackable``.
         """
         each = source.out // experts
@@ -38,7 +38,7 @@ class PackedMatrix(Matrix):
         self._experts, self._groups, self._each = experts, groups, each
         self.order = None if source.order is None else source.order.numpy()
         forms = _forms(source)
-        self.kept = kept is not None and self._take(kept, forms)  # of an earlier start
+        self.kept = place is not None and self._take(place, forms)
         if self.kept:
             return
         began = time.perf_counter()
@@ -46,18 +46,17 @@ class PackedMatrix(Matrix):
             self._copy(source, forms[0])
         except NotHalf:
             self._copy(source, forms[-1])
-        if kept is not None:
-            kept.note(self, time.perf_counter() - began)
+        if place is not None:
+            place.note(self, time.perf_counter() - began)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """How many experts, rows of each, and elements of a row."""
         return self._experts, self._each, self.inside
 
-    def _take(self, kept: KeptTiles, forms: Sequence[PackedForm | RealForm]) -> bool:
+    def _take(self, place: TilePlace, forms: Sequence[PackedForm | RealForm]) -> bool:
         """Whether the weight is there in one of these forms."""
         count = self._experts * self._groups
-        found = kept.take(self.shape, {form.type: count * form.nbytes(self.inside) for form in forms})
+        found = place.take(self, {form.type: count * form.nbytes(self.inside) for form in forms})
         if found is None:
             return False
         self.kind, self.data = found

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 import torch.nn.functional as F
 
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu.kept_tiles import TilePlace
 from scheduler.accel.cpu.linear import equal, leave_files
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.packing import Map, Packing
@@ -66,7 +66,7 @@ def keep_packed(model: torch.nn.Module, packing: Packing) -> None:
             packing.add(QuantisedModule(module, name, weight, None), None)
             continue
         if weight not in matrices:
-            matrices[weight] = _matrix(weight, packing.kept)
+            matrices[weight] = _matrix(weight, packing.place(module, name))
         matrix, bias, ours = matrices[weight], module._parameters.get("bias"), kernel()
         forward = _slowly(weight, bias)
         if matrix is not None and ours is not None:
@@ -85,13 +85,13 @@ def _quantised_weights(model: torch.nn.Module) -> list[tuple[torch.nn.Module, st
     return held
 
 
-def _matrix(weight: QuantisedWeight, kept: KeptTiles | None) -> PackedMatrix | None:
+def _matrix(weight: QuantisedWeight, place: TilePlace | None) -> PackedMatrix | None:
     """The weight as the kernel reads it; None where it cannot, or does not give what the weight's values give."""
     ours = kernel()
     if ours is None:
         return None
     try:
-        matrix = PackedMatrix(weight.source, kept=kept)
+        matrix = PackedMatrix(weight.source, place=place)
     except NotPackable as error:
         log.info("a packed weight is unpacked at every step, which is slow: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""`TileFile`: the packed weights of a model in the order in which the kernel reads them, in a file that all processes
+"""`TileFile`: the weights of a model in the order in which the kernel reads them, in a file that all processes
 that serve the model map.
 
 The file begins with a table, padded to a huge page; each weight follows at a multiple of a small page. It is written
@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from cache.whole_files import CorruptFile, open_file, read_at
 
 Shape = tuple[int, int, int]  # experts, rows of each, elements of a row
 
-_MARK = b"warmturn tiles 1"
+_MARK = b"warmturn tiles 2"
 _HEAD = len(_MARK) + 8 + 16  # then the length of the table, and its digest
 _CHUNK = 8 << 20  # bytes that are written, read or hashed at a time: whole huge pages
 
@@ -40,7 +40,7 @@ class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TileFile:
-    """``table`` of all weights, whose bytes ``data`` gives."""
+    """``table`` of all weights by name, whose bytes ``data`` gives."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Raises ``CorruptFile`` for a file that is missing, is not what was written, or has no huge pages, and
@@ -49,37 +49,36 @@ class TileFile:
         fd = open_file(folder, name)
         try:
             self.table, start = _read_table(fd)
-            end = max((one.start + one.nbytes for one in self.table), default=0)
+            end = max((one.start + one.nbytes for one in self.table.values()), default=0)
             if os.fstat(fd).st_size < start + end or not end:
                 raise CorruptFile("shorter than its table says")
             self._data = _map(fd, start, end)
         finally:
             os.close(fd)
-        if any(_digest(self.data(one)) != one.digest for one in self.table):
+        if any(_digest(self.data(one)) != one.digest for one in self.table.values()):
             raise CorruptFile("not what was written")
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return sum(one.nbytes for one in self.table)
+        return sum(one.nbytes for one in self.table.values())
 
     def data(self, of: KeptWeight) -> torch.Tensor:
         """uint8 ``[nbytes]``, not to be written to."""
         return self._data[of.start : of.start + of.nbytes]
 
 
-def chunks(weights: Sequence[tuple[Shape, int, torch.Tensor]]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file with these weights: shape, kind and uint8 data of each."""
-    table, at = [], 0
-    for shape, kind, data in weights:
-        table.append(KeptWeight(shape, kind, at, data.nbytes, _digest(data)))
+def chunks(weights: Mapping[str, tuple[Shape, int, torch.Tensor]]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file with these weights: by name shape, kind and data of each."""
+    table, at, views = {}, 0, [data.view(torch.uint8) for _, _, data in weights.values()]
+    for (name, (shape, kind, _)), data in zip(weights.items(), views, strict=True):
+        table[name] = KeptWeight(shape, kind, at, data.nbytes, _digest(data))
         at += -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     told = msgspec.json.encode(table)
     head = _MARK + len(told).to_bytes(8, "little") + xxhash.xxh3_128_digest(told) + told
     yield head + bytes(-len(head) % huge.HUGE)
     chunk, filled = bytearray(_CHUNK), 0
-    for _, _, data in weights:
-        view = data.numpy().data
+    for view in (data.numpy().data for data in views):
         padding = bytes(-len(view) % mmap.PAGESIZE)
         for part in (view, memoryview(padding)):
             while part:
@@ -93,7 +92,7 @@ def chunks(weights: Sequence[tuple[Shape, int, torch.Tensor]]) -> Iterator[bytes
     yield bytes(-(filled) % huge.HUGE)
 
 
-def _read_table(fd: int) -> tuple[list[KeptWeight], int]:
+def _read_table(fd: int) -> tuple[dict[str, KeptWeight], int]:
     """The table of a file, and where the data begins. Raises ``CorruptFile``, ``OSError``."""
     head = bytes(read_at(fd, _HEAD, 0))
     length = int.from_bytes(head[len(_MARK) : len(_MARK) + 8], "little")
@@ -103,7 +102,7 @@ def _read_table(fd: int) -> tuple[list[KeptWeight], int]:
     if xxhash.xxh3_128_digest(told) != head[-16:]:
         raise CorruptFile("not what was written")
     with suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(told, type=list[KeptWeight]), -(-(_HEAD + length) // huge.HUGE) * huge.HUGE
+        return msgspec.json.decode(told, type=dict[str, KeptWeight]), -(-(_HEAD + length) // huge.HUGE) * huge.HUGE
     raise CorruptFile("of another form")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_kit import Q4_0, Q8_0
+from gguf_kit import BF16, Q4_0, Q8_0
 from gguf_models import written
 from loaded_kit import check_generated, generate, load_quietly
 from program_kit import compiled
@@ -20,8 +20,9 @@ from cache.compiler import private_folder
 from cache.memory import huge
 from cache.whole_files import CorruptFile, write_file
 from scheduler import tile_space
-from scheduler.accel.cpu import kept_tiles, tile_file
-from scheduler.accel.cpu.kept_tiles import KeptTiles
+from scheduler.accel.cpu import kept_tiles, linear, matrix, tile_file
+from scheduler.accel.cpu.kept_tiles import KeptTiles, TilePlace
+from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.accel.cpu.tile_file import TileFile, chunks, keeps_huge_pages
 from scheduler.model.loader import LoadedModel
@@ -68,7 +69,10 @@ def kept(kept: KeptTiles) -> None:
 
 
 def packed(of: KeptTiles, weights: list[torch.Tensor] = WEIGHTS) -> list[PackedMatrix]:
-    return [PackedMatrix(RoundedSource(weight, 4), kept=of) for weight in weights]
+    return [
+        PackedMatrix(RoundedSource(weight, 4), place=TilePlace(of, str(number)))
+        for number, weight in enumerate(weights)
+    ]
 
 
 def refused(*args: object) -> None:
@@ -76,18 +80,18 @@ def refused(*args: object) -> None:
 
 
 def written_file(folder: Path) -> TileFile:
-    write_file(
-        folder, "x", chunks([((1, 3, 5), 7, torch.arange(100).byte()), ((2, 2, 2), 8, torch.zeros(9000).byte())])
-    )
+    weights = {"a": ((1, 3, 5), 7, torch.arange(100).byte()), "b": ((2, 2, 2), 8, torch.zeros(9000).byte())}
+    write_file(folder, "x", chunks(weights))
     return TileFile(folder, "x")
 
 
 def test_what_was_written_is_mapped(folder: Path) -> None:
     file = written_file(folder)
-    assert [(one.shape, one.kind, one.nbytes) for one in file.table] == [((1, 3, 5), 7, 100), ((2, 2, 2), 8, 9000)]
-    assert torch.equal(file.data(file.table[0]), torch.arange(100).byte())
-    assert not bool(file.data(file.table[1]).any())
-    assert [one.start % mmap.PAGESIZE for one in file.table] == [0, 0]
+    first, second = file.table["a"], file.table["b"]
+    assert [(one.shape, one.kind, one.nbytes) for one in (first, second)] == [((1, 3, 5), 7, 100), ((2, 2, 2), 8, 9000)]
+    assert torch.equal(file.data(first), torch.arange(100).byte())
+    assert not bool(file.data(second).any())
+    assert [one.start % mmap.PAGESIZE for one in (first, second)] == [0, 0]
     assert file.nbytes == 9100
     assert (folder / "x").stat().st_size % huge.HUGE == 0
 
@@ -95,11 +99,11 @@ def test_what_was_written_is_mapped(folder: Path) -> None:
 def test_weights_of_several_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_file, "_CHUNK", huge.HUGE)
     data = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (5_000_000, 1, 0, 3_000_000)]
-    parts = [bytes(part) for part in chunks([((1, 1, 1), 0, one) for one in data])]
+    parts = [bytes(part) for part in chunks({str(one.nbytes): ((1, 1, 1), 0, one) for one in data})]
     assert {len(part) for part in parts[:-2]} == {huge.HUGE}
     write_file(folder, "x", parts)
     file = TileFile(folder, "x")
-    assert all(torch.equal(file.data(one), want) for one, want in zip(file.table, data, strict=True))
+    assert all(torch.equal(file.data(file.table[str(want.nbytes)]), want) for want in data)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +134,9 @@ def test_small_pages_are_no_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_file_in_huge_pages_is_mapped_in_them(tmp_path: Path) -> None:
     if not keeps_huge_pages(tmp_path):
         pytest.skip("files are in small pages here")
-    write_file(tmp_path, "x", chunks([((1, 1, 1), 0, torch.ones(8 << 20, dtype=torch.uint8))]))
+    write_file(tmp_path, "x", chunks({"a": ((1, 1, 1), 0, torch.ones(8 << 20, dtype=torch.uint8))}))
     file = TileFile(tmp_path, "x")
-    data = file.data(file.table[0])
+    data = file.data(file.table["a"])
     held, in_huge_pages = huge.resident(data)
     assert in_huge_pages == held == 8 << 20
     assert bool(data.all())
@@ -195,7 +199,7 @@ def test_a_weight_of_another_shape_is_packed(folder: Path) -> None:
     assert torch.equal(again[1].dense(), want.dense())
 
 
-def test_a_weight_that_was_not_used_keeps_its_number(folder: Path) -> None:
+def test_a_weight_that_was_not_used_is_not_kept(folder: Path) -> None:
     first = KeptTiles("model", "program", None)
     made = packed(first)
     del made[1]
@@ -203,6 +207,69 @@ def test_a_weight_that_was_not_used_keeps_its_number(folder: Path) -> None:
     again = packed(KeptTiles("model", "program", None))
     assert [one.kept for one in again] == [True, False, True]
     assert torch.equal(again[2].dense(), made[1].dense())
+
+
+def test_what_is_asked_for_in_another_order_is_found_by_its_name(folder: Path) -> None:
+    first, alike = KeptTiles("model", "program", None), [WEIGHTS[0], WEIGHTS[0] * 2, WEIGHTS[0] * 3]
+    made = packed(first, alike)
+    kept(first)
+    second = KeptTiles("model", "program", None)
+    again = [PackedMatrix(RoundedSource(alike[i], 4), place=TilePlace(second, str(i))) for i in (2, 0)]
+    assert [one.kept for one in again] == [True, True]
+    assert torch.equal(again[0].dense(), made[2].dense())
+    assert torch.equal(again[1].dense(), made[0].dense())
+
+
+def test_what_is_missing_in_the_file_is_added(folder: Path) -> None:
+    first = KeptTiles("model", "program", None)
+    made = packed(first, WEIGHTS[:2])
+    kept(first)
+    second = KeptTiles("model", "program", None)
+    again = packed(second)
+    assert [one.kept for one in again] == [True, True, False]
+    kept(second)
+    third = packed(KeptTiles("model", "program", None))
+    assert all(one.kept for one in third)
+    assert all(torch.equal(one.dense(), other.dense()) for one, other in zip(again, third, strict=True))
+    assert torch.equal(made[1].dense(), third[1].dense())
+
+
+def test_linear_modules_with_plain_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled().tiles:
+        pytest.skip("this processor has no use for tiles of bfloat16")
+    monkeypatch.setattr(linear, "_pays", lambda *args: True)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+    def start() -> tuple[torch.nn.Module, KeptTiles]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3))).bfloat16().requires_grad_(False)
+        tiles = KeptTiles("model", "program", None)
+        assert len(linear.pack(model, kept=tiles)) == 3
+        return model, tiles
+
+    model, tiles = start()
+    want = model(x)
+    kept(tiles)
+    monkeypatch.setattr(matrix, "_tile", refused)
+    model, tiles = start()
+    assert tiles.nbytes == 3 * 512 * 512 * 2
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize(("flipped", "shape"), [(False, (130, 96)), (True, (64, 40))])
+def test_tiles_of_plain_weights(
+    flipped: bool, shape: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    weight = weight.t() if flipped else weight
+    first = KeptTiles("model", "program", None)
+    made = Matrix(weight, True, place=TilePlace(first, "a"))
+    kept(first)
+    monkeypatch.setattr(matrix, "_tile", refused)
+    again = Matrix(weight, True, place=TilePlace(KeptTiles("model", "program", None), "a"))
+    assert again.kept
+    assert torch.equal(again.data, made.data)
+    assert torch.equal(again.dense(), weight)
 
 
 def test_damage_is_packed_anew_and_mended(folder: Path) -> None:
@@ -284,7 +351,9 @@ def start(path: Path, **options: Any) -> LoadedModel:
     return loaded
 
 
-@pytest.mark.parametrize(("label", "kind"), [("llama", Q4_0), ("qwen3moe", Q8_0), ("qwen3next", Q8_0)])
+@pytest.mark.parametrize(
+    ("label", "kind"), [("llama", Q4_0), ("qwen3moe", Q8_0), ("qwen3next", Q8_0), ("qwen3moe", BF16)]
+)
 def test_a_model_says_the_same_from_kept_weights(
     label: str, kind: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from wide import widely
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
 from scheduler.accel.cpu.linear import pack
+from scheduler.accel.cpu.packing import Packing
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
 from scheduler.model.loader import LoadFailed, fingerprint
@@ -235,7 +236,7 @@ def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: py
     monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x, evicting: ratios[x.shape[1]])
     for name, pays in (("_tile", True), ("_reorder", False)):
         packs = getattr(linear, name)
-        monkeypatch.setattr(linear, name, lambda matrix, bias, packs=packs: packs(matrix, bias))
+        monkeypatch.setattr(linear, name, lambda matrix, bias, place, packs=packs: packs(matrix, bias, place))
         monkeypatch.setattr(linear, "_ways", lambda dtype, name=name: iter([getattr(linear, name)]))
         if name == "_tile" and not compiled().tiles:
             continue
@@ -340,8 +341,8 @@ def test_what_is_no_linear_map_is_not_read(module: nn.Module) -> None:
 def test_one_that_would_say_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter(range(4))
 
-    def mostly(matrix: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        return linear._reorder(matrix * 1.01 if next(made) == 2 else matrix, bias)
+    def mostly(matrix: torch.Tensor, bias: torch.Tensor | None, _: Any) -> Any:
+        return linear._reorder(matrix * 1.01 if next(made) == 2 else matrix, bias, None)
 
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter([mostly]))
     model = filled(nn.Sequential(*(nn.Linear(BIG, BIG) for _ in range(4))))
@@ -498,3 +499,15 @@ def test_a_model_with_nothing_to_unpack_is_probed_once(tmp_path: Path, monkeypat
     with pytest.raises(LoadFailed, match="it is not right"):
         load_quietly(save_model("llama", tmp_path))
     assert len(probed) == 1
+
+
+@pytest.mark.parametrize(("ratios", "pays"), [([2.0, 2.0, 0.9], True), ([2.0, 2.0, 2.0, 0.9], False)])
+def test_a_measurement_that_something_disturbed_is_repeated(
+    ratios: list[float], pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(ratios)
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x, evicting: next(left))
+    answers: dict[str, bool] = {}
+    assert Packing(answers).pays("a", [], [], torch.ones(1, 2, 3), 1.0, 0) is pays
+    assert list(answers.values()) == [pays]
+    assert Packing(answers).pays("a", [], [], torch.ones(1, 2, 3), 1.0, 0) is pays  # not measured again
