@@ -12,7 +12,6 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from cache.whole_files import CorruptFile, make_folder, open_file, write_file
+from cache.whole_files import CorruptFile, check_private, make_folder, open_file, write_file
 
 # Infinities and NaN stay what they are: nothing here may assume that they do not occur.
 _FLAGS = "-std=c++17 -O3 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti"
@@ -92,15 +91,12 @@ def has_tiles() -> bool:
 def private_folder() -> Path:
     """The folder of the shared objects. Raises ``NotBuilt`` if other users can write to or read it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return make_private((Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn")
-
-
-def make_private(folder: Path) -> Path:
-    """The folder, made if it is not there. Raises ``NotBuilt`` if other users can write to or read it, ``OSError``."""
+    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"
     make_folder(folder)
-    facts = folder.lstat()
-    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise NotBuilt("the cache folder is open to other users")
+    try:
+        check_private(folder)
+    except PermissionError as error:
+        raise NotBuilt(str(error.strerror)) from None
     return folder
 
 

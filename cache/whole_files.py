@@ -84,6 +84,20 @@ def make_folder(path: Path) -> None:
             os.fsync(fd)
 
 
+def make_private(folder: Path) -> Path:
+    """The folder, made if it is not there. Raises OSError, also if other users can write to or read it."""
+    make_folder(folder)
+    check_private(folder)
+    return folder
+
+
+def check_private(folder: Path) -> None:
+    """Raises PermissionError if other users can write to or read ``folder``, OSError if it is not there."""
+    facts = folder.lstat()
+    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise PermissionError(errno.EACCES, "the cache folder is open to other users")
+
+
 def open_file(folder: Path, name: str) -> int:
     """A file descriptor for reading ``name``; the caller closes it. Does not block. Raises CorruptFile if the file is
     missing, not a regular file or another user's, OSError otherwise.

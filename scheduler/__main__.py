@@ -31,7 +31,7 @@ def main() -> int:
         return 0
     config = msgspec.json.decode(line, type=EngineConfig)
     set_environment(config)
-    read_ahead(config.model)
+    read_ahead(config.model, config.packed_space)
     leave_out_unused(config)
     with callers_found_quickly():
         from scheduler import process

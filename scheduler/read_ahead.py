@@ -22,29 +22,29 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
 _PART = 64 << 20  # bytes that are asked for at a time
 
 
-def read_ahead(model: str) -> Thread | None:
-    """Begin to read the weights of ``model``, a GGUF file or a folder, or the file that has them packed. None where it
-    is neither, where the system cannot be asked, or where they would take more than half of the memory that is
-    available.
+def read_ahead(model: str, packed_space: int | None = None) -> Thread | None:
+    """Begin to read the weights of ``model``, a GGUF file or a folder, or the file that has them packed if that is used
+    (``packed_space`` is not 0). None where it is neither, where the system cannot be asked, or where they would take
+    more than half of the memory that is available.
     """
-    files = [file for file in _weights(Path(model)) if file.is_file()]
-    packed = _packed(files)
-    wanted = files if packed is None else [packed]
-    if not files or not hasattr(os, "posix_fadvise") or _nbytes(wanted) > _available() // 2:
-        return None
-    work = partial(_ask, files) if packed is None else partial(_read_in_huge_pages, packed)
-    thread = Thread(target=work, name="read ahead", daemon=True)
-    thread.start()
-    return thread
+    with suppress(OSError):
+        files = [file for file in _weights(Path(model)) if file.is_file()]
+        packed = _packed(files) if packed_space != 0 else None
+        wanted = files if packed is None else [packed]
+        if not files or not hasattr(os, "posix_fadvise") or _nbytes(wanted) > _available() // 2:
+            return None
+        work = partial(_ask, files) if packed is None else partial(_read_in_huge_pages, packed)
+        thread = Thread(target=work, name="read ahead", daemon=True)
+        thread.start()
+        return thread
+    return None
 
 
 def _packed(files: list[Path]) -> Path | None:
-    """The file that has these packed, if there is one."""
-    with suppress(OSError):
-        known = known_files.read(known_files.stamp(files)) if files else None
-        path = tile_space.folder() / known.tiles if known is not None and known.tiles else None
-        return path if path is not None and path.is_file() else None
-    return None
+    """The file that has these packed, if there is one. Raises ``OSError``."""
+    known = known_files.known_of(files) if files else None
+    path = tile_space.folder() / known.tiles if known is not None and known.tiles else None
+    return path if path is not None and path.is_file() else None
 
 
 def _nbytes(files: list[Path]) -> int:

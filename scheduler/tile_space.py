@@ -6,6 +6,7 @@ Used by the engine process, and by ``warmturn doctor`` in the server's. Imports 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -28,12 +29,15 @@ class KeptFile:
 
 
 def folder() -> Path:
-    """Where the files are, which may not exist."""
+    """Where the files are, which may not exist. Raises ``OSError`` where this user has no folder of its own."""
     wanted = os.environ.get(_VARIABLE, "")
     if os.path.isabs(wanted):
         return Path(wanted).resolve()
     base = os.environ.get("XDG_CACHE_HOME", "")  # as of cache.compiler.private_folder
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn" / "tiles"
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn" / "tiles"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder") from error
 
 
 def kept() -> list[KeptFile]:
@@ -66,11 +70,11 @@ def allowed(space: int | None) -> int:
 
 def make_room(nbytes: int, space: int | None, name: str) -> bool:
     """Remove what must go for a file ``name`` of ``nbytes``: first an older one of its model, whose name begins alike,
-    then the least recently used. False, with nothing removed, where there is no room all the same. Raises ``OSError``.
+    then the least recently used. False where there is no room all the same. Raises ``OSError``.
     """
     model, disk = name.partition("-")[0], shutil.disk_usage(folder())
     files = sorted(kept(), key=lambda one: (not one.path.name.startswith(f"{model}-"), one.used))
-    left = min(allowed(space) - sum(one.nbytes for one in files), disk.free - min(disk.total // 20, _FLOOR)) - nbytes
+    left = min(allowed(space) - sum(one.nbytes for one in files), disk.free - _floor(disk.total)) - nbytes
     gone = []
     for one in files:
         if left < 0 or one.path.name.startswith(f"{model}-"):
@@ -80,4 +84,9 @@ def make_room(nbytes: int, space: int | None, name: str) -> bool:
         return False
     for one in gone:
         one.path.unlink(missing_ok=True)
-    return True
+    return shutil.disk_usage(folder()).free - _floor(disk.total) >= nbytes  # a file that is mapped takes room still
+
+
+def _floor(total: int) -> int:
+    """Bytes that stay free of a disk of ``total``."""
+    return min(total // 20, _FLOOR)

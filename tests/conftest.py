@@ -7,6 +7,8 @@ import gc
 import inspect
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -15,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it i
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("SSL_CERT_FILE", None)  # each client of HTTP reads all certificates that it trusts, 25 ms: here, none
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
+os.environ["TILE_CACHE_DIR"] = tempfile.mkdtemp()  # packed weights and digests of models: not among the user's
 
 import pytest
 from postgres_server import PostgresServer, installed, postgres_server
@@ -37,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     share_statements()
     compile_share(config)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["TILE_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

@@ -85,6 +85,7 @@ _TWO_WIDTHS = {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "vocab_size_per_layer_input": 288,
 }
+_EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 _FALCON: dict[str, Any] = {**_OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -96,7 +97,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {**_SHAPE, "head_dim": 32}),
     "qwen3moe": (
         "Qwen3MoeConfig",
-        {**_SHAPE, **_FEW, "head_dim": 16, "moe_intermediate_size": 32, "norm_topk_prob": True},
+        {**_SHAPE, **_FEW, "head_dim": 32, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
     "qwen2moe": (
         "Qwen2MoeConfig",
@@ -106,7 +107,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3vl": ("Qwen3Config", {**_SHAPE, "head_dim": 32}),
     "qwen3vlmoe": (
         "Qwen3MoeConfig",
-        {**_SHAPE, **_FEW, "head_dim": 16, "moe_intermediate_size": 32, "norm_topk_prob": True},
+        {**_SHAPE, **_FEW, "head_dim": 32, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
     "mistral3": ("Ministral3Config", {**_SHAPE, "head_dim": 32, "rope_parameters": _GROWING}),
     "mistral3 plain": ("MistralConfig", {**_SHAPE, "head_dim": 32, "sliding_window": None}),
@@ -234,7 +235,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
     "exaone4": (
         "Exaone4Config",
-        {**_SHAPE, "head_dim": 16, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {**_SHAPE, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "exaone4 windows": (
+        "Exaone4Config",
+        {
+            **_SHAPE,
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        },
     ),
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }

@@ -48,6 +48,7 @@ def read_model(
         file.drop_pages()
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
-    digest = digest_of(file.parts, settings.to_json_string(), partial(file_digest, file, settings))
+    digest = digest_of(file.opened, settings.to_json_string(), partial(file_digest, file, settings))
     file.drop_pages()
+    file.metadata = {}  # of hundreds of thousands of words, while weights keep the file
     return model.eval(), digest

@@ -129,7 +129,8 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
         name, codec = _name(weights, config), _codec(config)
-        asked = (codec, config.activations, config.packed_space)
+        kept = KeptTiles(name, packed_by(), config.packed_space, weights) if device.type == "cpu" else None
+        asked = (codec, config.activations, kept)
         loaded = prepare(model, tokenizer, verdicts, followers, tell, name, rounding, *asked)
         if senses_of(model):
             tell(Loading("measuring how it takes pictures or sounds"))
@@ -214,7 +215,7 @@ def prepare(
     rounding: Rounding | None = None,
     codec: Codec = Codec.EXACT,
     activations: str = "auto",
-    packed_space: int | None = 0,
+    kept: KeptTiles | None = None,
 ) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
@@ -222,7 +223,7 @@ def prepare(
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
     ``rounding``: what was done to its weights, which is measured. ``codec``: how KV is to be kept in memory.
     ``activations``: what is asked for inputs of products; that is measured, and ``round_activations`` uses it.
-    ``packed_space``: see ``KeptTiles``.
+    ``kept``: where its weights in tiles are kept between starts.
     """
     text = model.config.get_text_config(decoder=True)
     context = _context(text, tokenizer)
@@ -237,7 +238,7 @@ def prepare(
         if followers is None:
             known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
             found, options = KnownModel.read(known), _compile_options(model, tell)
-            packing = _pack(model, found, rounding, KeptTiles(weights, packed_by(), packed_space))
+            packing = _pack(model, found, rounding, kept)
             bytewise = measure_activations(model) if activations != "auto" else None
             verdict = _probe(model, layers, rope, found, options, context, packing, codec)
             if bytewise is not None and not packing:
@@ -270,7 +271,7 @@ def _compile_options(model: Any, tell: Any) -> CompileOptions | None:
     return CompileOptions(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
-def _pack(model: Any, known: KnownModel, rounding: Rounding | None, kept: KeptTiles) -> Packing:
+def _pack(model: Any, known: KnownModel, rounding: Rounding | None, kept: KeptTiles | None) -> Packing:
     """Pack the weights that are not ``kept``."""
     packing = pack(model, known.answers, kept)
     pack_experts(model, packing)

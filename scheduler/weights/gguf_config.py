@@ -159,6 +159,8 @@ def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
         name = next((name for name in names if _settable(default, name)), None)
         if key in keys and name is not None:
             said[name] = largest(keys[key])
+    if "attention.key_length" in keys and not hasattr(type(default), "head_dim"):
+        said.setdefault("head_dim", keys["attention.key_length"])  # a setting that a configuration need not have
     return said
 
 

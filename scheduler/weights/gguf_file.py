@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from scheduler.weights.gguf_header import GgufError, header_of, split_parts
+from scheduler.weights.gguf_header import GgufError, read_once, split_parts
 from scheduler.weights.gguf_types import PLAIN_TYPES, TYPES
+from scheduler.weights.known_files import OpenedFile
 from scheduler.weights.mapped_file import MappedFile
 
 _STACKS = frozenset({"altup_proj.weight", "altup_unembd_proj.weight"})
@@ -42,7 +43,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One model in one file or several, ``parts``; ``metadata`` by key, ``tensors`` by name."""
+    """One model in one file or several; ``metadata`` by key, ``tensors`` by name."""
 
     def __init__(self, path: Path) -> None:
         """Raises ``OSError`` or ``GgufError``."""
@@ -50,9 +51,14 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         self.nbytes = 0
-        self.parts = split_parts(path)
-        for number, part in enumerate(self.parts):
-            self._read(part, number, len(self.parts))
+        parts = split_parts(path)
+        for number, part in enumerate(parts):
+            self._read(part, number, len(parts))
+
+    @property
+    def opened(self) -> list[OpenedFile]:
+        """Which files these are."""
+        return [each.opened for each in self._files]
 
     @property
     def architecture(self) -> str:
@@ -73,8 +79,10 @@ class GgufFile:
             each.drop_pages()
 
     def _read(self, path: Path, number: int, count: int) -> None:
-        metadata, table, length = header_of(path)
+        if not path.stat().st_size:
+            raise GgufError("the file is empty")
         mapped = MappedFile(path)
+        metadata, table, length = read_once(mapped.opened.facts, mapped.memory)
         if metadata.get("split.count", 1) not in (count, 0):
             raise GgufError("the file is one of several, and its name does not say which (name-00001-of-00002.gguf)")
         if metadata.get("split.no", number) != number:

@@ -6,13 +6,14 @@ Nothing in a file is trusted: what does not fit into the file raises `GgufError`
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _MAGIC = b"GGUF"
+_known: dict[tuple[int, ...], GgufHeader] = {}  # by what tells files apart
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
 _MAX_DEPTH = 4  # of arrays in arrays
@@ -49,30 +50,29 @@ def read_header(data: mmap.mmap | bytes) -> GgufHeader:
     return _Reader(data).header()
 
 
-def header_of(path: Path) -> GgufHeader:
-    """The header of a file, which nobody may change: it is read once, until ``forget_headers``. Raises ``OSError`` or
-    ``GgufError``.
+def read_once(facts: os.stat_result, data: mmap.mmap) -> GgufHeader:
+    """The header of the file that ``facts`` are of, which nobody may change: it is read once, until ``forget_headers``.
+    Raises ``GgufError``.
     """
-    facts = path.stat()
-    if not facts.st_size:
-        raise GgufError("the file is empty")
-    return _header_of(path, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    key = facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+    if key not in _known:
+        _known[key] = read_header(data)
+    return _known[key]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a model in one file or several. Raises ``OSError`` or ``GgufError``."""
-    return header_of(path).metadata
+    with path.open("rb") as file:
+        facts = os.fstat(file.fileno())
+        if not facts.st_size:
+            raise GgufError("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return read_once(facts, data).metadata
 
 
 def forget_headers() -> None:
     """Give their memory back: a vocabulary has hundreds of thousands of words."""
-    _header_of.cache_clear()
-
-
-@lru_cache(maxsize=32)
-def _header_of(path: Path, *_: int) -> GgufHeader:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return read_header(data)
+    _known.clear()
 
 
 def split_names(name: str) -> list[str]:

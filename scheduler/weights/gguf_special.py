@@ -76,9 +76,20 @@ def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str
     return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
 
 
-def _read_head_width(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """A setting that the configuration need not have."""
-    return {"head_dim": keys["attention.key_length"]} if "attention.key_length" in keys else {}
+def _read_window(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """A sliding window is said where there is one, and configurations have one where nothing is said."""
+    return {"sliding_window": keys.get("attention.sliding_window")}
+
+
+def _read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same for layers some of which have one: every fourth has none, unless the file says which."""
+    layers, windowed = said["num_hidden_layers"], keys.get("attention.sliding_window_pattern")
+    if not isinstance(windowed, list) or len(windowed) != layers:
+        windowed = [number % 4 != 0 for number in range(1, layers + 1)]
+    if "attention.sliding_window" not in keys:
+        windowed = [False] * layers
+    kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
+    return {"layer_types": kinds, **_read_window(file, keys, said)}
 
 
 def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -118,8 +129,8 @@ def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[st
         return {}
     if "rope_scaling" not in said:
         raise GgufError("the file does not say how its rotary positions are stretched")
-    scale = keys.get("rope.scaling.yarn_log_multiplier", 1.0)
-    more = {"rope_theta": said["rope_theta"], "mscale": scale, "mscale_all_dim": scale, "llama_4_scaling_beta": growth}
+    scale = keys.get("rope.scaling.yarn_log_multiplier", 0.0)
+    more = {"rope_theta": said["rope_theta"], "mscale": 1.0, "mscale_all_dim": scale, "llama_4_scaling_beta": growth}
     return {"rope_parameters": {**said["rope_scaling"], **more}}
 
 
@@ -255,15 +266,17 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
+    "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
     "gemma3n": (_read_streams, _read_ends),
     "gemma4": (_read_two_widths, _read_ends),
-    "glm4moe": (_read_further_layers, _read_head_width),
+    "glm4moe": (_read_further_layers,),
     "lfm2": (_layers_with_attention,),
     "lfm2moe": (_layers_with_attention,),
-    "mistral3": (_read_growing_queries,),
+    "mistral": (_read_window,),
+    "mistral3": (_read_window, _read_growing_queries),
     "phi3": (_long_factors,),
     "qwen35": (_read_linear_attention, _read_sections),
     "qwen35moe": (_read_linear_attention, _read_sections),

@@ -28,7 +28,6 @@ class SafetensorsFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         """Raises ``OSError``, ``ValueError``."""
         self._files: list[MappedFile] = []
-        self._paths = [Path(path) for path in paths]
         self.tensors: dict[str, torch.Tensor] = {}
         for path in paths:
             if not str(path).endswith(".safetensors"):
@@ -42,7 +41,7 @@ class SafetensorsFiles:
 
     def digest(self, of: str) -> str:
         """A digest of ``of`` and of every byte of all tensors."""
-        return digest_of(self._paths, of, partial(self._read_digest, of))
+        return digest_of([file.opened for file in self._files], of, partial(self._read_digest, of))
 
     def _read_digest(self, of: str) -> str:
         found = hashlib.blake2b(of.encode(), digest_size=16)

@@ -209,8 +209,8 @@ well as it could) or a fault (it does not run), with what to do.
 
 A MODEL is loaded and measured in a separate engine without a disk tier. If a
 server is running already, this needs the same memory again. Only compiled
-kernels are kept; the file that measures the disk is removed. Every check has a
-time limit, and a check that reaches it is reported.
+kernels and digests of files are kept; the file that measures the disk is
+removed. Every check has a time limit, and a check that reaches it is reported.
 
 examples:
   warmturn doctor

@@ -75,8 +75,8 @@ def test_the_packed_weights_of_an_earlier_start_are_read_instead(
     monkeypatch.setattr(module, "_read_in_huge_pages", read)
     model = tmp_path / "m.gguf"
     model.write_bytes(b"12")
-    known_files.digest_of([model], "config", lambda: "digest")
-    known_files.note_tiles("digest", "digest-1.tiles")
+    known_files.digest_of([known_files.OpenedFile(model, model.stat())], "config", lambda: "0" * 32)
+    known_files.note_tiles("0" * 32, "digest-1.tiles")
     for there in (False, True):
         if there:
             (tile_space.folder() / "digest-1.tiles").write_bytes(bytes(100_000))
@@ -84,3 +84,16 @@ def test_the_packed_weights_of_an_earlier_start_are_read_instead(
         assert thread is not None
         thread.join()
     assert (asked, mapped) == (["m.gguf"], ["digest-1.tiles"])
+    thread = read_ahead(str(model), 0)  # it is not used
+    assert thread is not None
+    thread.join()
+    assert (asked, mapped) == (["m.gguf"] * 2, ["digest-1.tiles"])
+
+
+def test_what_cannot_be_looked_at_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(files: list[Path]) -> int:
+        raise FileNotFoundError
+
+    (tmp_path / "m.gguf").write_bytes(b"12")
+    monkeypatch.setattr(module, "_nbytes", gone)
+    assert read_ahead(str(tmp_path / "m.gguf")) is None

@@ -72,6 +72,16 @@ def test_room_is_made(nbytes: int, space: int, name: str, left: list[str], folde
     assert names() == left
 
 
+def test_what_is_mapped_takes_room_still(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([40 << 30, 1 << 30])
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(total=100 << 30, free=next(looks))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert not tile_space.make_room(50, 70, "dd-1.tiles")
+
+
 @pytest.mark.parametrize(("nbytes", "space"), [(71, 70), (36 << 30, None), (36 << 30, 100 << 30)])
 def test_what_has_no_room_changes_nothing(nbytes: int, space: int | None, folder: Path) -> None:
     assert not tile_space.make_room(nbytes, space, "dd-1.tiles")

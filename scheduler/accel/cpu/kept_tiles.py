@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from cache.compiler import NotBuilt, make_private
-from cache.error_line import first_line
-from cache.whole_files import CorruptFile, clear_temporaries, lock, write_file
+from cache.whole_files import CorruptFile, check_private, clear_temporaries, lock, make_private, write_file
 from scheduler import tile_space
-from scheduler.accel.cpu.tile_file import Shape, TileFile, chunks, keeps_huge_pages
+from scheduler.accel.cpu.tile_file import Shape, SmallPages, TileFile, chunks, keeps_huge_pages
 from scheduler.weights.known_files import note_tiles
 
 log = logging.getLogger("warmturn.engine")
@@ -56,14 +56,16 @@ class TilePlace:
 class KeptTiles:
     """The file of one model."""
 
-    def __init__(self, digest: str, made_by: str, space: int | None) -> None:
+    def __init__(self, digest: str, made_by: str, space: int | None, files: str = "") -> None:
         """``digest`` of the weights, ``made_by`` of what else their tiles depend on: this program and its kernel.
         ``space``: bytes that the files of all models may take; None: see ``tile_space.allowed``, 0: nothing is kept.
+        ``files``: the digest of the files that the weights came from.
         """
-        self._digest, self._space = digest, space
+        self._files, self._space = files, space
         self._name = f"{digest}-{made_by}{tile_space.SUFFIX}"
         self._used: dict[str, weakref.ref[Tiled]] = {}
         self._seconds = 0.0
+        self._slow = False  # the file is there, in small pages
         self._file = self._open() if space != 0 else None
 
     @property
@@ -88,27 +90,38 @@ class KeptTiles:
 
     def keep(self) -> None:
         """Write the weights for the next start, if making some of them took long, in a thread of its own."""
-        if self._space != 0 and self._seconds >= _WORTH:
+        if self._space != 0 and not self._slow and self._seconds >= _WORTH:
             threading.Thread(target=self._keep, name="keep packed weights", daemon=True).start()
 
     def _open(self) -> TileFile | None:
-        folder = tile_space.folder()
+        found = None
         try:
-            found = TileFile(make_private(folder) if folder.is_dir() else folder, self._name)
-        except (OSError, NotBuilt, CorruptFile) as error:
-            log.debug("no packed weights of an earlier start are used: %s", _reason(error))
-            return None
-        tile_space.note_use(self._name)
-        log.info("packed weights of an earlier start are mapped: %.1f GB", found.nbytes / 1e9)
+            folder = tile_space.folder()
+            if folder.is_dir():
+                check_private(folder)
+                _clear_temporaries(folder)
+            found = TileFile(folder, self._name)
+            tile_space.note_use(self._name)
+            log.info("packed weights of an earlier start are mapped: %.1f GB", found.nbytes / 1e9)
+        except SmallPages:
+            self._slow = True
+            log.info("packed weights of an earlier start are not used: their file is not in huge pages")
+        except (OSError, CorruptFile) as error:
+            missing = isinstance(error, CorruptFile) and error.reason == "missing"
+            level = logging.DEBUG if missing else logging.INFO
+            log.log(level, "no packed weights of an earlier start are used: %s", _reason(error))
+        if self._files:
+            note_tiles(self._files, "" if found is None else self._name)
         return found
 
     def _keep(self) -> None:
-        with suppress(OSError, AttributeError):  # where a thread has no priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
         try:
             used = {name: weight for name, found in self._used.items() if (weight := found()) is not None}
             self._write({name: (weight.shape, weight.kind, weight.data) for name, weight in used.items()})
-        except (OSError, NotBuilt, CorruptFile) as error:
+        except (OSError, CorruptFile) as error:
             log.info("packed weights are not kept for the next start: %s", _reason(error))
 
     def _write(self, weights: Mapping[str, tuple[Shape, int, torch.Tensor]]) -> None:
@@ -116,6 +129,8 @@ class KeptTiles:
         held = lock(folder, 0.0)
         try:
             clear_temporaries(folder)
+            if _has(folder, self._name, weights.keys()):  # another process was faster
+                return
             if not keeps_huge_pages(folder):
                 log.info("packed weights are not kept: files of the user's cache folder are not in huge pages")
                 return
@@ -125,14 +140,34 @@ class KeptTiles:
                 return
             began = time.monotonic()
             write_file(folder, self._name, chunks(weights))
-            note_tiles(self._digest, self._name)
+            note_tiles(self._files, self._name)
             seconds = time.monotonic() - began
             log.info("packed weights are kept for the next start: %.1f GB, written in %.0f s", nbytes / 1e9, seconds)
         finally:
             os.close(held)
 
 
-def _reason(error: Exception) -> str:
+def _clear_temporaries(folder: Path) -> None:
+    """What writers left that were killed, if nobody writes now."""
+    with suppress(OSError):
+        held = lock(folder, 0.0)
+        try:
+            clear_temporaries(folder)
+        finally:
+            os.close(held)
+
+
+def _has(folder: Path, name: str, weights: Collection[str]) -> bool:
+    """Whether there is a file with these weights. Raises ``OSError``."""
+    try:
+        return TileFile(folder, name).table.keys() >= set(weights)
+    except SmallPages:
+        return True
+    except CorruptFile:
+        return False
+
+
+def _reason(error: OSError | CorruptFile) -> str:
     if isinstance(error, CorruptFile):
         return f"the file is {error.reason}"
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else first_line(error)
+    return error.strerror or type(error).__name__

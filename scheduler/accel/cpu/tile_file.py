@@ -26,6 +26,7 @@ Shape = tuple[int, int, int]  # experts, rows of each, elements of a row
 
 _MARK = b"warmturn tiles 2"
 _HEAD = len(_MARK) + 8 + 16  # then the length of the table, and its digest
+_LONGEST = 64 << 20  # bytes of a table
 _CHUNK = 8 << 20  # bytes that are written, read or hashed at a time: whole huge pages
 
 
@@ -39,13 +40,15 @@ class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
     digest: str
 
 
+class SmallPages(Exception):
+    """The file system keeps the file in small pages, so it is slow to read."""
+
+
 class TileFile:
     """``table`` of all weights by name, whose bytes ``data`` gives."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Raises ``CorruptFile`` for a file that is missing, is not what was written, or has no huge pages, and
-        ``OSError``.
-        """
+        """Raises ``CorruptFile`` for a file that is missing or is not what was written, ``SmallPages``, ``OSError``."""
         fd = open_file(folder, name)
         try:
             self.table, start = _read_table(fd)
@@ -96,7 +99,7 @@ def _read_table(fd: int) -> tuple[dict[str, KeptWeight], int]:
     """The table of a file, and where the data begins. Raises ``CorruptFile``, ``OSError``."""
     head = bytes(read_at(fd, _HEAD, 0))
     length = int.from_bytes(head[len(_MARK) : len(_MARK) + 8], "little")
-    if not head.startswith(_MARK) or length > os.fstat(fd).st_size:
+    if not head.startswith(_MARK) or length > min(os.fstat(fd).st_size, _LONGEST):
         raise CorruptFile("of another form")
     told = bytes(read_at(fd, length, _HEAD))
     if xxhash.xxh3_128_digest(told) != head[-16:]:
@@ -107,12 +110,13 @@ def _read_table(fd: int) -> tuple[dict[str, KeptWeight], int]:
 
 
 def _map(fd: int, start: int, nbytes: int) -> torch.Tensor:
-    """Raises ``CorruptFile``, which is not what is the matter, where it has no huge pages."""
+    """Raises ``SmallPages``."""
     for _ in range(2):
         if (data := huge.map_file(fd, start, nbytes)) is not None:
             return data
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # something else has read it in small pages
-    raise CorruptFile("not in huge pages")
+        if hasattr(os, "posix_fadvise"):  # something else may have read it in small pages
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    raise SmallPages
 
 
 def keeps_huge_pages(folder: Path) -> bool:

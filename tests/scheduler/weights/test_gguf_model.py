@@ -46,6 +46,30 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
 
 
+# What no result depends on: of this configuration, or of all.
+_ELSEWHERE = {
+    "gemma3n": {"eos_token_id"},
+    "gemma4": {"eos_token_id"},
+    "falcon": {"num_kv_heads", "multi_query"},
+    "exaone4": {"sliding_window_pattern"},
+    "lfm2moe": {"block_auto_adjust_ff_dim"},
+    "minimax-m2": {"ignore_keys_at_rope_validation"},
+}
+_ANYWHERE = {"transformers_version", "architectures", "dtype", "pad_token_id"}
+
+
+@quiet
+@pytest.mark.parametrize("label", MODELS)
+def test_a_configuration(label: str, tmp_path: Path) -> None:
+    """All of its settings, also those that matter only for long texts."""
+    path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+    got, want = vars(read_gguf_config(GgufFile(path), path)), vars(config_of(label))
+    names = {*got, *want} - _ANYWHERE - _ELSEWHERE.get(label.partition(" ")[0], set())
+    for name in sorted(names):
+        mine, theirs = got.get(name, "nothing"), want.get(name, "nothing")
+        assert mine == (pytest.approx(theirs) if isinstance(theirs, float) else theirs), name
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [(F32, torch.float32), (F16, torch.float16), (BF16, torch.bfloat16)])
 def test_plain_weights_stay_as_they_are(kind: int, dtype: torch.dtype, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +19,15 @@ from program_kit import compiled
 
 from cache.compiler import private_folder
 from cache.memory import huge
-from cache.whole_files import CorruptFile, write_file
+from cache.whole_files import CorruptFile, lock, write_file
 from scheduler import tile_space
 from scheduler.accel.cpu import kept_tiles, linear, matrix, tile_file
 from scheduler.accel.cpu.kept_tiles import KeptTiles, TilePlace
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
-from scheduler.accel.cpu.tile_file import TileFile, chunks, keeps_huge_pages
+from scheduler.accel.cpu.tile_file import SmallPages, TileFile, chunks, keeps_huge_pages
 from scheduler.model.loader import LoadedModel
+from scheduler.weights import known_files
 from scheduler.weights.rounded_source import RoundedSource
 
 WEIGHTS = [torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)) for rows in (70, 300, 1)]
@@ -126,7 +128,7 @@ def test_a_file_that_is_not_what_was_written(change: Callable[[bytes], bytes], s
 def test_small_pages_are_no_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written_file(folder)
     monkeypatch.setattr(huge, "map_file", lambda *args: None)
-    with pytest.raises(CorruptFile, match="not in huge pages"):
+    with pytest.raises(SmallPages):
         TileFile(folder, "x")
     assert not keeps_huge_pages(folder)
 
@@ -299,11 +301,12 @@ def test_what_is_not_kept(
         monkeypatch.setattr(kept_tiles, "keeps_huge_pages", lambda folder: False)
     if why == "little time":
         monkeypatch.setattr(kept_tiles, "_WORTH", 1000.0)
-    if why == "a locked folder":
-        (folder / "lock").mkdir()
     first = KeptTiles("model", "program", space)
     made = packed(first)
+    held = lock(folder, 0.0) if why == "a locked folder" else None
     kept(first)
+    if held is not None:
+        os.close(held)
     assert made
     assert files(folder) == []
     said = {"little room": "--packed-space has 0.0", "small pages": "huge pages", "a locked folder": "not kept"}
@@ -335,12 +338,77 @@ def test_a_folder_of_the_operators_choice(folder: Path, tmp_path: Path, monkeypa
     assert [path.name for path in files(tmp_path / "volume")] == ["model-program.tiles"]
 
 
+def test_a_file_in_small_pages_stays_and_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = KeptTiles("model", "program", None)
+    made = packed(first)
+    kept(first)
+    assert made
+    (file,) = files(folder)
+    monkeypatch.setattr(huge, "map_file", lambda *args: None)
+    second = KeptTiles("model", "program", None)
+    again = packed(second)
+    assert not any(one.kept for one in again)
+    number = file.stat().st_ino
+    kept(second)
+    assert [path.stat().st_ino for path in files(folder)] == [number]
+
+
+def test_two_processes_that_start_together_write_once(folder: Path) -> None:
+    both = [KeptTiles("model", "program", None) for _ in range(2)]
+    made = [packed(one) for one in both]
+    kept(both[0])
+    (file,) = files(folder)
+    number = file.stat().st_ino
+    kept(both[1])
+    assert made
+    assert [path.stat().st_ino for path in files(folder)] == [number]
+
+
+def test_which_files_are_packed_is_known(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_files, "_SETTLED", -1.0)
+    path, digest = tmp_path / "x.gguf", "1" * 32
+    path.write_bytes(b"weights")
+    known_files.digest_of([known_files.OpenedFile(path, path.stat())], "config", lambda: digest)
+
+    def tiles() -> str:
+        known = known_files.known_of([path])
+        assert known is not None
+        return known.tiles
+
+    first = KeptTiles("model", "program", None, digest)
+    made = packed(first)
+    assert tiles() == ""
+    kept(first)
+    assert made
+    assert tiles() == "model-program.tiles"
+    KeptTiles("model", "another", None, digest)
+    assert tiles() == ""  # what is there is not used
+    KeptTiles("model", "program", None, digest)
+    assert tiles() == "model-program.tiles"
+
+
+def test_a_user_without_a_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    first = KeptTiles("model", "program", None)
+    made = packed(first)
+    kept(first)
+    assert made
+    assert files(folder) == []
+
+
 def test_a_writer_that_was_killed_leaves_nothing(folder: Path) -> None:
     (folder / ".0123.tmp").write_bytes(b"half of a file")
     first = KeptTiles("model", "program", None)
     made = packed(first)
     kept(first)
     assert made
+    assert [path.name for path in files(folder)] == ["model-program.tiles"]
+    (folder / ".0123.tmp").write_bytes(b"half of a file")
+    KeptTiles("model", "program", None)
     assert [path.name for path in files(folder)] == ["model-program.tiles"]
 
 

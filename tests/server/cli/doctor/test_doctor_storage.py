@@ -328,6 +328,7 @@ def test_every_check_is_one_of_the_doctors() -> None:
 
 def test_packed_weights_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TILE_CACHE_DIR")
     assert "0 models" in one(doctor_storage.packed(config(tmp_path))).text
     tile_space.folder().mkdir(parents=True)
     (tile_space.folder() / "digest-1.tiles").write_bytes(bytes(3000))
