@@ -63,6 +63,7 @@ _YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+_LONGER = {name: value for name, value in _YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 _GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
@@ -186,6 +187,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteConfig", {**_SHAPE, **_SCALES, "logits_scaling": 2.0}),
     "granitemoe": ("GraniteMoeConfig", {**_SHAPE, **_SCALES, **_EXPERTS}),
     "olmo2": ("Olmo2Config", _SHAPE),
+    "olmo2 windows": (
+        "Olmo3Config",
+        {
+            **_SHAPE,
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "layer_types": _EVERY_FOURTH,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": _LONGER,
+            },
+        },
+    ),
     "olmoe": ("OlmoeConfig", {**_SHAPE, **_FEW}),
     "command-r": ("CohereConfig", {**_TIED, "logit_scale": 0.2}),
     "cohere2": ("Cohere2Config", {**_TIED, "head_dim": 16, "logit_scale": 0.2, "sliding_window": 8}),
@@ -335,6 +349,13 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if architecture == "phi3":
+        said["attention.sliding_window"] = config.sliding_window or 0
+    if label in ("olmo2 windows", "exaone4 windows"):
+        said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if label == "olmo2 windows":
+        said |= _stretched(config.rope_parameters["full_attention"])
+        said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
     if architecture == "gemma3n":
         said |= _streams(config)
     if label == "mistral3":

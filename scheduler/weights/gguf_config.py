@@ -64,6 +64,7 @@ ARCHITECTURES = {
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
+_WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
 _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
@@ -139,6 +140,8 @@ def _derive(file: GgufFile) -> Any:
         kind = _EXPERTS.get(architecture, kind)
     if chooses_by_sigmoid(file, keys):
         kind = _BY_SIGMOID.get(architecture, kind)
+    if keys.get("attention.sliding_window"):
+        kind = _WINDOWED.get(architecture, kind)
     if keys.get("attention.temperature_scale"):
         kind = _BY_POSITION.get(architecture, kind)
     if kind not in CONFIG_MAPPING:
@@ -149,6 +152,8 @@ def _derive(file: GgufFile) -> Any:
         said |= special(file, keys, said)
     if "rope_parameters" in said:  # these are complete
         said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
+    if keys.get("attention.sliding_window") and not said.get("sliding_window"):
+        raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
     return CONFIG_MAPPING[kind](**said)
 
 
@@ -159,6 +164,8 @@ def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
         name = next((name for name in names if _settable(default, name)), None)
         if key in keys and name is not None:
             said[name] = largest(keys[key])
+    if said.get("sliding_window") == 0:
+        said["sliding_window"] = None
     if "attention.key_length" in keys and not hasattr(type(default), "head_dim"):
         said.setdefault("head_dim", keys["attention.key_length"])  # a setting that a configuration need not have
     return said

@@ -92,6 +92,15 @@ def _read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, 
     return {"layer_types": kinds, **_read_window(file, keys, said)}
 
 
+def _read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Where some layers have a sliding window, positions are stretched in the others only."""
+    if not said.get("sliding_window"):
+        return {}
+    plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 500_000.0)}
+    ropes = {"sliding_attention": plain, "full_attention": {**plain, **said.get("rope_scaling", {})}}
+    return {"rope_parameters": ropes, **_read_some_windows(file, keys, said)}
+
+
 def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The frequencies of a picture's time, height and width, where positions have three numbers."""
     sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
@@ -277,6 +286,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "lfm2moe": (_layers_with_attention,),
     "mistral": (_read_window,),
     "mistral3": (_read_window, _read_growing_queries),
+    "olmo2": (_read_stretched_layers,),
     "phi3": (_long_factors,),
     "qwen35": (_read_linear_attention, _read_sections),
     "qwen35moe": (_read_linear_attention, _read_sections),

@@ -159,6 +159,13 @@ def test_layers_that_do_not_say_how_sparse_they_are(tmp_path: Path) -> None:
             read_gguf_config(GgufFile(damaged), damaged)
 
 
+def test_a_window_that_the_model_cannot_have(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
+    windowed = rewritten(path, "llama", {}, **{"llama.attention.sliding_window": 8})
+    with pytest.raises(GgufError, match="it has a sliding window, which"):
+        read_gguf_config(GgufFile(windowed), windowed)
+
+
 def test_layers_of_two_widths(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
     said = metadata_of("gemma4")
