@@ -45,6 +45,30 @@ def test_the_system_gives_huge_pages() -> None:
     assert 0 < in_huge_pages <= held
 
 
+@pytest.mark.parametrize(("part", "mapped"), [(0.0, False), (0.1, False), (1.0, True)])
+def test_a_file_is_mapped_if_its_pages_are_huge(
+    part: float, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        pytest.skip("this system has no huge pages")
+    monkeypatch.setattr(huge, "resident", lambda data: (data.nbytes, int(part * data.nbytes)))
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(bytes(huge.HUGE) + bytes([7]) * 2 * huge.HUGE)
+        file.flush()
+        found = huge.map_file(file.fileno(), huge.HUGE, 2 * huge.HUGE)
+    assert (found is not None) is mapped
+    if found is not None:
+        assert found.nbytes == 2 * huge.HUGE
+        assert bool((found == 7).all())
+
+
+def test_a_small_file_is_not_mapped(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(bytes(100))
+        file.flush()
+        assert huge.map_file(file.fileno(), 0, 100) is None
+
+
 def test_of_an_unknown_mapping_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: object, **kwargs: object) -> str:
         raise FileNotFoundError

@@ -201,6 +201,20 @@ def test_a_weight_of_another_shape_is_packed(folder: Path) -> None:
     assert torch.equal(again[1].dense(), want.dense())
 
 
+@pytest.mark.parametrize(("shape", "bits"), [((128, 64), 4), ((64, 128), 8)])
+def test_a_weight_of_the_same_size_or_of_another_kind_is_packed(
+    shape: tuple[int, int], bits: int, folder: Path
+) -> None:
+    first = KeptTiles("model", "program", None)
+    made = packed(first, [torch.ones(64, 128)])
+    kept(first)
+    other = RoundedSource(torch.ones(shape), bits)
+    again = PackedMatrix(other, place=TilePlace(KeptTiles("model", "program", None), "0"))
+    assert (again.data.nbytes == made[0].data.nbytes) is (bits == 4)
+    assert not again.kept
+    assert torch.equal(again.dense(), PackedMatrix(other).dense())
+
+
 def test_a_weight_that_was_not_used_is_not_kept(folder: Path) -> None:
     first = KeptTiles("model", "program", None)
     made = packed(first)
