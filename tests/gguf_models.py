@@ -349,6 +349,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if architecture == "gpt-oss":
+        said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
     if label in ("olmo2 windows", "exaone4 windows"):

@@ -101,6 +101,11 @@ def _read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return {"rope_parameters": ropes, **_read_some_windows(file, keys, said)}
 
 
+def _read_exact_stretching(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The bounds between frequencies that are stretched and those that are not are no whole numbers."""
+    return {"rope_scaling": {**said["rope_scaling"], "truncate": False}} if "rope_scaling" in said else {}
+
+
 def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The frequencies of a picture's time, height and width, where positions have three numbers."""
     sections = [each for each in keys.get("rope.dimension_sections", ()) if each]
@@ -282,6 +287,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3n": (_read_streams, _read_ends),
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers,),
+    "gpt-oss": (_read_exact_stretching,),
     "lfm2": (_layers_with_attention,),
     "lfm2moe": (_layers_with_attention,),
     "mistral": (_read_window,),
