@@ -110,6 +110,12 @@ _KEYS = {
 }
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # each of them ends a reply
+# Settings that the metadata does not say, and tensors that are there if they are on.
+_SHOWN = {
+    "mlp_bias": "ffn_down.bias",
+    "attention_out_bias": "attn_output.bias",
+    "use_qk_norm": "attn_q_norm.weight",
+}
 _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -193,9 +199,9 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
     for name in ("attention_bias", "use_qkv_bias"):
         if hasattr(default, name):
             said[name] = biased
-    for name, tensor in (("mlp_bias", "blk.0.ffn_down.bias"), ("use_qk_norm", "blk.0.attn_q_norm.weight")):
+    for name, tensor in _SHOWN.items():
         if hasattr(default, name):
-            said[name] = tensor in file.tensors
+            said[name] = f"blk.0.{tensor}" in file.tensors
     return said
 
 
