@@ -67,6 +67,18 @@ _LONGER = {name: value for name, value in _YARN.items() if not name.startswith("
 _GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+_MAMBA = {
+    **_SHAPE,
+    **_SCALES,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 64,
+    "position_embedding_type": "nope",
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+}
 _LINEAR = {
     "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 2,
@@ -186,6 +198,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmConfig", {**_SHAPE, "use_qkv_bias": True}),
     "granite": ("GraniteConfig", {**_SHAPE, **_SCALES, "logits_scaling": 2.0}),
     "granitemoe": ("GraniteMoeConfig", {**_SHAPE, **_SCALES, **_EXPERTS}),
+    "granitehybrid": ("GraniteMoeHybridConfig", {**_MAMBA, **_EXPERTS, "intermediate_size": 32}),
+    "granitehybrid dense": (
+        "GraniteMoeHybridConfig",
+        {**_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_groups": 2},
+    ),
     "olmo2": ("Olmo2Config", _SHAPE),
     "olmo2 windows": (
         "Olmo3Config",
@@ -267,7 +284,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
-_PERMUTED = ("llama", "granite", "granitemoe", "mistral3", "smollm3")
+_PERMUTED = ("llama", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3")
 _ADDED = (
     "gemma",
     "gemma2",
@@ -279,6 +296,7 @@ _ADDED = (
 )  # whose norms are stored as w + 1
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
+    ".mamba.dt_bias": "ssm_dt.bias",
     ".layer_scalar": "layer_output_scale.weight",
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
@@ -353,6 +371,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if architecture == "granitehybrid":
+        said |= _mamba(config)
     if architecture == "gpt-oss":
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
@@ -443,6 +463,21 @@ def _two_widths(config: Any) -> dict[str, Any]:
     }
 
 
+def _mamba(config: Any) -> dict[str, Any]:
+    """What a converter says of layers of Mamba 2."""
+    shared = {"expert_shared_feed_forward_length": config.shared_intermediate_size}
+    return {
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "ssm.time_step_rank": config.mamba_n_heads,
+        "rope.scaling.finetuned": False,
+        **shared,
+    }
+
+
 def _streams(config: Any) -> dict[str, Any]:
     """What a converter says of layers that keep several versions of what they compute."""
     return {
@@ -521,6 +556,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
+    if "shared_mlp" in name:
+        return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
@@ -543,6 +580,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: _kept(weight, kind).rows(order)}
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
+    if name.endswith(("mamba.D", "mamba.norm.weight")):  # in groups
+        return {found: store(weight.view(model.config.mamba_n_groups, -1) if "norm" in name else weight[:, None])}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
 
 
@@ -567,6 +606,15 @@ def _in_turns(config: Any, name: str, weight: torch.Tensor, kind: int) -> Stored
     before = 2 * keys * config.linear_key_head_dim
     order = torch.cat([torch.arange(before), before + turns(width)])
     return (store(weight.squeeze(1)) if "conv1d" in name else _kept(weight, kind)).rows(order)
+
+
+def _shared(config: Any, layer: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """The multilayer perceptron that all layers have, beside experts or alone."""
+    beside = "_shexp" if config.num_local_experts else ""
+    if "output" in name:
+        return {f"{layer}.ffn_down{beside}.weight": _kept(weight, kind)}
+    gate, up = weight.chunk(2)
+    return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
 
 
 def _gated(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:

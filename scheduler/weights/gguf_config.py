@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "granite": "granite",
+    "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",

@@ -10,7 +10,7 @@ from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_header import GgufError
 
 # The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
-_PERMUTED = frozenset({"deci", "granite", "granitemoe", "llama", "mistral", "mistral3", "smollm3"})
+_PERMUTED = frozenset({"deci", "granite", "granitehybrid", "granitemoe", "llama", "mistral", "mistral3", "smollm3"})
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
@@ -34,6 +34,8 @@ class StoredOrder:
             if any(each.shape[1:] != part.shape[1:] for each in parts):
                 raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
             return _by_key_head(out, self._config)
+        if len(parts) > 1 and name.endswith("input_linear.weight"):  # gates, then ups
+            return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)
         if self._architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):

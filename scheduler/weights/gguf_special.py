@@ -49,6 +49,33 @@ def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
+def _read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers without heads for keys are of Mamba 2; the widths of those, and of the multilayer perceptron that all have
+    beside experts, or alone.
+    """
+    heads, inner = keys.get("attention.head_count_kv"), keys.get("ssm.inner_size")
+    count, hidden = keys.get("ssm.time_step_rank"), said["hidden_size"]
+    if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"] or not inner or not count:
+        raise GgufError("the file does not say which of its layers have attention")
+    first = next((number for number, each in enumerate(heads) if not each), 0)
+    width = keys.get("expert_shared_feed_forward_length", largest(keys.get("feed_forward_length")))
+    return {
+        "layer_types": ["attention" if each else "mamba" for each in heads],
+        "mamba_n_heads": count,
+        "mamba_d_head": inner // count,
+        "mamba_expand": inner // hidden,
+        "mamba_d_state": keys.get("ssm.state_size", 128),
+        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
+        "mamba_n_groups": keys.get("ssm.group_count", 1),
+        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
+        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file.tensors,
+        "intermediate_size": largest(keys.get("feed_forward_length")),
+        "shared_intermediate_size": width,
+        "num_local_experts": keys.get("expert_count", 0),
+        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned") else "nope",
+    }
+
+
 def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
     which are not run.
@@ -288,6 +315,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
+    "granitehybrid": (_read_mamba,),
     "lfm2": (_layers_with_attention,),
     "lfm2moe": (_layers_with_attention,),
     "mistral": (_read_window,),

@@ -98,6 +98,7 @@ class Values:
         elif less:
             value = value - 1
         same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
+        same |= like.dim() == 1 and value.numel() == like.numel()  # by groups
         return (value.reshape(like.shape) if same else value).to(like.dtype)
 
     def _adds_one(self, norm: nn.Module) -> bool:

@@ -166,6 +166,14 @@ def test_a_window_that_the_model_cannot_have(tmp_path: Path) -> None:
         read_gguf_config(GgufFile(windowed), windowed)
 
 
+def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "granitehybrid", Q8_0)
+    for key, wrong in (("attention.head_count_kv", 2), ("attention.head_count_kv", [2]), ("ssm.inner_size", 0)):
+        damaged = rewritten(path, "granitehybrid", {}, **{f"granitehybrid.{key}": wrong})
+        with pytest.raises(GgufError, match="which of its layers have attention"):
+            read_gguf_config(GgufFile(damaged), damaged)
+
+
 def test_layers_of_two_widths(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
     said = metadata_of("gemma4")
