@@ -120,7 +120,8 @@ class KeptTiles:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _POLITE)
         try:
             used = {name: weight for name, found in self._used.items() if (weight := found()) is not None}
-            self._write({name: (weight.shape, weight.kind, weight.data) for name, weight in used.items()})
+            if used:  # else no mode was right with them
+                self._write({name: (weight.shape, weight.kind, weight.data) for name, weight in used.items()})
         except (OSError, CorruptFile) as error:
             log.info("packed weights are not kept for the next start: %s", _reason(error))
 

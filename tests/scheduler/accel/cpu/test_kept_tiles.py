@@ -225,6 +225,13 @@ def test_a_weight_that_was_not_used_is_not_kept(folder: Path) -> None:
     assert torch.equal(again[2].dense(), made[1].dense())
 
 
+def test_without_a_weight_that_is_used_nothing_is_kept(folder: Path) -> None:
+    first = KeptTiles("model", "program", None)
+    packed(first).clear()
+    kept(first)
+    assert files(folder) == []
+
+
 def test_what_is_asked_for_in_another_order_is_found_by_its_name(folder: Path) -> None:
     first, alike = KeptTiles("model", "program", None), [WEIGHTS[0], WEIGHTS[0] * 2, WEIGHTS[0] * 3]
     made = packed(first, alike)
