@@ -11,13 +11,12 @@ import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from cache.whole_files import CorruptFile, check_private, clear_temporaries, lock, make_private, write_file
 from scheduler import tile_space
-from scheduler.accel.cpu.tile_file import Shape, SmallPages, TileFile, chunks, keeps_huge_pages
+from scheduler.accel.cpu.tile_file import KeptWeight, SmallPages, Tiled, TileFile, chunks, keeps_huge_pages
 from scheduler.weights.known_files import note_tiles
 
 log = logging.getLogger("warmturn.engine")
@@ -26,27 +25,15 @@ _WORTH = 1.0  # seconds of packing: what takes less is packed again
 _POLITE = 10  # by so much the thread that writes stands back for others
 
 
-class Tiled(Protocol):
-    """A weight in tiles."""
-
-    data: torch.Tensor
-    kind: int
-
-    @property
-    def shape(self) -> Shape: ...
-
-
 class TilePlace:
     """Where the tiles of one weight are kept, by the weight's name."""
 
     def __init__(self, tiles: KeptTiles, name: str) -> None:
         self._tiles, self._name = tiles, name
 
-    def take(self, weight: Tiled, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
-        """Kind and data, uint8, of the ``weight``; ``sizes`` are the bytes that it takes by the kinds that it may be
-        of. None where it is not kept.
-        """
-        return self._tiles.take(self._name, weight, sizes)
+    def take(self, weight: Tiled) -> tuple[KeptWeight, torch.Tensor] | None:
+        """What is kept of a weight of this shape, and its data, uint8; None where it is not kept."""
+        return self._tiles.take(self._name, weight)
 
     def note(self, weight: Tiled, seconds: float) -> None:
         """The ``weight`` was not kept, and took that long to make."""
@@ -73,15 +60,13 @@ class KeptTiles:
         """Bytes that are mapped, 0 without a file."""
         return 0 if self._file is None else self._file.nbytes
 
-    def take(self, name: str, weight: Tiled, sizes: dict[int, int]) -> tuple[int, torch.Tensor] | None:
+    def take(self, name: str, weight: Tiled) -> tuple[KeptWeight, torch.Tensor] | None:
         """See ``TilePlace``."""
         found = None if self._file is None else self._file.table.get(name)
         if self._file is None or found is None or found.shape != weight.shape:
             return None
-        if sizes.get(found.kind) != found.nbytes:
-            return None
         self._used[name] = weakref.ref(weight)
-        return found.kind, self._file.data(found)
+        return found, self._file.data(found)
 
     def note(self, name: str, weight: Tiled, seconds: float) -> None:
         """See ``TilePlace``."""
@@ -121,12 +106,12 @@ class KeptTiles:
         try:
             used = {name: weight for name, found in self._used.items() if (weight := found()) is not None}
             if used:  # else no mode was right with them
-                self._write({name: (weight.shape, weight.kind, weight.data) for name, weight in used.items()})
+                self._write(used)
         except (OSError, CorruptFile) as error:
             log.info("packed weights are not kept for the next start: %s", _reason(error))
 
-    def _write(self, weights: Mapping[str, tuple[Shape, int, torch.Tensor]]) -> None:
-        folder, nbytes = make_private(tile_space.folder()), sum(data.nbytes for _, _, data in weights.values())
+    def _write(self, weights: Mapping[str, Tiled]) -> None:
+        folder, nbytes = make_private(tile_space.folder()), sum(one.data.nbytes for one in weights.values())
         held = lock(folder, 0.0)
         try:
             clear_temporaries(folder)

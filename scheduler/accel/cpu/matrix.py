@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +40,18 @@ class Matrix:
         if not tiled:
             self.data = weight.contiguous()
             return
+        found = None if place is None else place.take(self)
         size = -(-self.out // GROUP) * GROUP * -(-self.inside // _DEPTH) * _DEPTH * weight.itemsize
-        found = None if place is None else place.take(self, {TILED: size})
-        self.kept = found is not None
+        self.kept = found is not None and (found[0].kind, found[0].nbytes) == (TILED, size)
         began = time.perf_counter()
-        self.data = _tile(weight) if found is None else found[1].view(weight.dtype)
-        if place is not None and found is None:
+        self.data = found[1].view(weight.dtype) if found is not None and self.kept else _tile(weight)
+        if place is not None and not self.kept:
             place.note(self, time.perf_counter() - began)
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What is to be known of its tiles beside their kind."""
+        return {}
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -37,10 +38,10 @@ class PackedMatrix(Matrix):
         self.out, self.inside, self.limit = each if experts == 1 else experts * groups * GROUP, source.inside, None
         self._experts, self._groups, self._each = experts, groups, each
         self.order = None if source.order is None else source.order.numpy()
-        forms = _forms(source)
-        self.kept = place is not None and self._take(place, forms)
+        self.kept = place is not None and self._take(place)
         if self.kept:
             return
+        forms = _forms(source)
         began = time.perf_counter()
         try:
             self._copy(source, forms[0])
@@ -53,15 +54,19 @@ class PackedMatrix(Matrix):
     def shape(self) -> tuple[int, int, int]:
         return self._experts, self._each, self.inside
 
-    def _take(self, place: TilePlace, forms: Sequence[PackedForm | RealForm]) -> bool:
-        """Whether the weight is there in one of these forms."""
-        count = self._experts * self._groups
-        found = place.take(self, {form.type: count * form.nbytes(self.inside) for form in forms})
-        if found is None:
+    @property
+    def form(self) -> dict[str, Any]:
+        return {"whole": isinstance(self._form, PackedForm), **asdict(self._form)}
+
+    def _take(self, place: TilePlace) -> bool:
+        """Whether the weight is there. Nothing of its source is read for that."""
+        if (found := place.take(self)) is None:
             return False
-        self.kind, self.data = found
-        self._form = next(form for form in forms if form.type == self.kind)
-        return True
+        kept, self.data = found
+        said: dict[str, Any] = {**kept.form, "table": tuple(kept.form["table"])}
+        self._form = PackedForm(**said) if said.pop("whole", True) else RealForm(**said)
+        self.kind = self._form.type
+        return (kept.kind, kept.nbytes) == (self.kind, self._experts * self._groups * self._form.nbytes(self.inside))
 
     def _copy(self, source: PackedSource, form: PackedForm | RealForm) -> None:
         values = _STORED_TOGETHER if isinstance(source, StoredSource) else _TOGETHER

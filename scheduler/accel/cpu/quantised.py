@@ -96,7 +96,6 @@ def _matrix(weight: QuantisedWeight, place: TilePlace | None) -> PackedMatrix | 
         log.info("a packed weight is unpacked at every step, which is slow: %s", error)
         return None
     if matrix.kept:  # it was right when it was packed, by this program
-        weight.release()
         weight.replace(matrix)
         return matrix
     x = torch.randn(2, matrix.inside, generator=torch.Generator().manual_seed(0))

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -24,17 +25,33 @@ from cache.whole_files import CorruptFile, open_file, read_at
 
 Shape = tuple[int, int, int]  # experts, rows of each, elements of a row
 
-_MARK = b"warmturn tiles 2"
+_MARK = b"warmturn tiles 3"
 _HEAD = len(_MARK) + 8 + 16  # then the length of the table, and its digest
 _LONGEST = 64 << 20  # bytes of a table
 _CHUNK = 8 << 20  # bytes that are written, read or hashed at a time: whole huge pages
 
 
+class Tiled(Protocol):
+    """A weight in tiles."""
+
+    data: torch.Tensor
+    kind: int
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def form(self) -> dict[str, Any]: ...
+
+
 class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
-    """One weight. ``start`` is counted from the end of the padded table; ``digest`` is xxh3 of 128 bits."""
+    """One weight. ``form``: what is to be known of its tiles beside their ``kind``; ``start`` is counted from the end
+    of the padded table; ``digest`` is xxh3 of 128 bits.
+    """
 
     shape: Shape
     kind: int
+    form: dict[str, Any]
     start: int
     nbytes: int
     digest: str
@@ -71,11 +88,11 @@ class TileFile:
         return self._data[of.start : of.start + of.nbytes]
 
 
-def chunks(weights: Mapping[str, tuple[Shape, int, torch.Tensor]]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file with these weights: by name shape, kind and data of each."""
-    table, at, views = {}, 0, [data.view(torch.uint8) for _, _, data in weights.values()]
-    for (name, (shape, kind, _)), data in zip(weights.items(), views, strict=True):
-        table[name] = KeptWeight(shape, kind, at, data.nbytes, _digest(data))
+def chunks(weights: Mapping[str, Tiled]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file with these weights, by name."""
+    table, at, views = {}, 0, [one.data.view(torch.uint8) for one in weights.values()]
+    for (name, one), data in zip(weights.items(), views, strict=True):
+        table[name] = KeptWeight(one.shape, one.kind, one.form, at, data.nbytes, _digest(data))
         at += -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     told = msgspec.json.encode(table)
     head = _MARK + len(told).to_bytes(8, "little") + xxhash.xxh3_128_digest(told) + told

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from scheduler.accel.cpu.tile_file import SmallPages, TileFile, chunks, keeps_hu
 from scheduler.model.loader import LoadedModel
 from scheduler.weights import known_files
 from scheduler.weights.rounded_source import RoundedSource
+from scheduler.weights.table_source import TableSource
 
 WEIGHTS = [torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)) for rows in (70, 300, 1)]
 PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21))]
@@ -58,6 +60,16 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILE_CACHE_DIR", raising=False)
 
 
+@dataclass
+class Weight:
+    """In tiles."""
+
+    shape: tuple[int, int, int]
+    kind: int
+    data: torch.Tensor
+    form: dict[str, Any] = field(default_factory=dict)
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name != "lock")
 
@@ -82,7 +94,8 @@ def refused(*args: object) -> None:
 
 
 def written_file(folder: Path) -> TileFile:
-    weights = {"a": ((1, 3, 5), 7, torch.arange(100).byte()), "b": ((2, 2, 2), 8, torch.zeros(9000).byte())}
+    first = Weight((1, 3, 5), 7, torch.arange(100).byte(), {"bits": 4, "table": [1, 2]})
+    weights = {"a": first, "b": Weight((2, 2, 2), 8, torch.zeros(9000).byte())}
     write_file(folder, "x", chunks(weights))
     return TileFile(folder, "x")
 
@@ -91,6 +104,7 @@ def test_what_was_written_is_mapped(folder: Path) -> None:
     file = written_file(folder)
     first, second = file.table["a"], file.table["b"]
     assert [(one.shape, one.kind, one.nbytes) for one in (first, second)] == [((1, 3, 5), 7, 100), ((2, 2, 2), 8, 9000)]
+    assert (first.form, second.form) == ({"bits": 4, "table": [1, 2]}, {})
     assert torch.equal(file.data(first), torch.arange(100).byte())
     assert not bool(file.data(second).any())
     assert [one.start % mmap.PAGESIZE for one in (first, second)] == [0, 0]
@@ -101,7 +115,7 @@ def test_what_was_written_is_mapped(folder: Path) -> None:
 def test_weights_of_several_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_file, "_CHUNK", huge.HUGE)
     data = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (5_000_000, 1, 0, 3_000_000)]
-    parts = [bytes(part) for part in chunks({str(one.nbytes): ((1, 1, 1), 0, one) for one in data})]
+    parts = [bytes(part) for part in chunks({str(one.nbytes): Weight((1, 1, 1), 0, one) for one in data})]
     assert {len(part) for part in parts[:-2]} == {huge.HUGE}
     write_file(folder, "x", parts)
     file = TileFile(folder, "x")
@@ -136,7 +150,7 @@ def test_small_pages_are_no_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_file_in_huge_pages_is_mapped_in_them(tmp_path: Path) -> None:
     if not keeps_huge_pages(tmp_path):
         pytest.skip("files are in small pages here")
-    write_file(tmp_path, "x", chunks({"a": ((1, 1, 1), 0, torch.ones(8 << 20, dtype=torch.uint8))}))
+    write_file(tmp_path, "x", chunks({"a": Weight((1, 1, 1), 0, torch.ones(8 << 20, dtype=torch.uint8))}))
     file = TileFile(tmp_path, "x")
     data = file.data(file.table["a"])
     held, in_huge_pages = huge.resident(data)
@@ -201,18 +215,54 @@ def test_a_weight_of_another_shape_is_packed(folder: Path) -> None:
     assert torch.equal(again[1].dense(), want.dense())
 
 
-@pytest.mark.parametrize(("shape", "bits"), [((128, 64), 4), ((64, 128), 8)])
-def test_a_weight_of_the_same_size_or_of_another_kind_is_packed(
-    shape: tuple[int, int], bits: int, folder: Path
-) -> None:
+def test_a_weight_of_the_same_size_is_packed(folder: Path) -> None:
     first = KeptTiles("model", "program", None)
     made = packed(first, [torch.ones(64, 128)])
     kept(first)
-    other = RoundedSource(torch.ones(shape), bits)
+    other = RoundedSource(torch.ones(128, 64), 4)
     again = PackedMatrix(other, place=TilePlace(KeptTiles("model", "program", None), "0"))
-    assert (again.data.nbytes == made[0].data.nbytes) is (bits == 4)
+    assert again.data.nbytes == made[0].data.nbytes
     assert not again.kept
     assert torch.equal(again.dense(), PackedMatrix(other).dense())
+
+
+@pytest.mark.parametrize("wrong", [{"bits": 8}, {"minima": False}, {"group": 16}])
+def test_a_form_that_is_not_that_of_the_tiles(wrong: dict[str, Any], folder: Path) -> None:
+    first = KeptTiles("model", "program", None)
+    (made,) = packed(first, [WEIGHTS[0]])
+    write_file(
+        folder, "model-program.tiles", chunks({"0": Weight(made.shape, made.kind, made.data, made.form | wrong)})
+    )
+    (again,) = packed(KeptTiles("model", "program", None), [WEIGHTS[0]])
+    assert not again.kept
+    assert torch.equal(again.dense(), made.dense())
+
+
+@pytest.mark.parametrize("step", [1.0, 0.3])  # a table of whole numbers, and of others
+def test_weights_of_a_table(step: float, folder: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(0, 16, (70, 64), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(70, 2, generator=generator).half().float()
+    numbers = tuple(step * value for value in range(-8, 8))
+    rows = (lambda start, stop: codes[start:stop]), (lambda start, stop: scales[start:stop])
+    source = TableSource(*rows, (70, 64), 4, 32, numbers, codes.nbytes)
+    first = KeptTiles("model", "program", None)
+    made = PackedMatrix(source, place=TilePlace(first, "a"))
+    kept(first)
+    again = PackedMatrix(source, place=TilePlace(KeptTiles("model", "program", None), "a"))
+    assert again.kept
+    assert torch.equal(again.dense(), made.dense())
+    torch.testing.assert_close(again.dense(), source.dequantise(0, 70))
+
+
+def test_nothing_of_the_source_is_read(folder: Path) -> None:
+    first = KeptTiles("model", "program", None)
+    made = packed(first)
+    kept(first)
+    assert made
+    source = RoundedSource(WEIGHTS[0], 4)
+    source.rows = refused  # type: ignore[method-assign,assignment]
+    assert PackedMatrix(source, place=TilePlace(KeptTiles("model", "program", None), "0")).kept
 
 
 def test_a_weight_that_was_not_used_is_not_kept(folder: Path) -> None:
