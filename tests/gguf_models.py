@@ -243,6 +243,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SHAPE, **_ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **_UNNORMED},
     ),
     "smollm3": ("SmolLM3Config", _SHAPE),
+    "arcee": ("ArceeConfig", {**_SHAPE, "head_dim": 32}),
+    "hunyuan-dense": ("HunYuanDenseV1Config", {**_TIED, "head_dim": 32}),
+    "ernie4_5-moe": (
+        "Ernie4_5_MoeConfig",
+        {
+            **_TIED,
+            "num_hidden_layers": 3,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+        },
+    ),
     "seed_oss biased": (
         "SeedOssConfig",
         {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
@@ -284,7 +298,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
-_PERMUTED = ("llama", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3")
+_PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3")
 _ADDED = (
     "gemma",
     "gemma2",
@@ -320,13 +334,14 @@ _KEYS = {
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
-    "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts",),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
     "expert_weights_scale": ("routed_scaling_factor",),
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
-    "expert_used_count": ("num_experts_per_tok", "top_k_experts"),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),

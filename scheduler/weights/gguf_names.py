@@ -53,6 +53,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.k_norm", ("attn_k_norm",)),
     ("self_attn.q_layernorm", ("attn_q_norm",)),
     ("self_attn.k_layernorm", ("attn_k_norm",)),
+    ("self_attn.query_layernorm", ("attn_q_norm",)),
+    ("self_attn.key_layernorm", ("attn_k_norm",)),
     ("self_attn.sinks", ("attn_sinks",)),
     ("self_attention.query_key_value", ("attn_qkv",)),
     ("self_attention.dense", ("attn_output",)),

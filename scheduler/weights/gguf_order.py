@@ -10,7 +10,9 @@ from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_header import GgufError
 
 # The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
-_PERMUTED = frozenset({"deci", "granite", "granitehybrid", "granitemoe", "llama", "mistral", "mistral3", "smollm3"})
+_PERMUTED = frozenset(
+    {"arcee", "deci", "granite", "granitehybrid", "granitemoe", "llama", "mistral", "mistral3", "smollm3"}
+)
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")

@@ -27,6 +27,11 @@ def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
     return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
 
 
+def _read_last_expert_layer(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """All layers from the first one with experts on may have them."""
+    return {"moe_layer_end_index": said["num_hidden_layers"] - 1}
+
+
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
     largest = {46: 4608, 62: 5376}
@@ -307,6 +312,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
+    "ernie4_5-moe": (_read_last_expert_layer,),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
     "gemma2": (_read_head_scale,),
