@@ -1,7 +1,7 @@
 """The room for packed weights that are kept between starts: the files in ``tiles`` in the user's cache folder, or in
 ``TILE_CACHE_DIR``; how much they may take, and which of them go first.
 
-Used by the engine process, and by ``warmturn doctor`` in the server's. Imports nothing of this project and no torch.
+Used by the engine process, and by ``warmturn doctor`` in the server's. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler.disk_floor import floor
+from scheduler.kept_names import folder as cache_folder
+
 SUFFIX = ".tiles"
 _VARIABLE = "TILE_CACHE_DIR"  # a container has its caches in its image, and these in a volume
 _SHARE = 4  # of the free space, as a divisor
-_FLOOR = 5 << 30  # bytes of a disk that stay free, or a twentieth of it
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,8 @@ def folder() -> Path:
     wanted = os.environ.get(_VARIABLE, "")
     if os.path.isabs(wanted):
         return Path(wanted).resolve()
-    base = os.environ.get("XDG_CACHE_HOME", "")  # as of cache.compiler.private_folder
     try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn" / "tiles"
+        return cache_folder().resolve() / "tiles"
     except RuntimeError as error:
         raise FileNotFoundError(errno.ENOENT, "this user has no home folder") from error
 
@@ -74,7 +75,7 @@ def make_room(nbytes: int, space: int | None, name: str) -> bool:
     """
     model, disk = name.partition("-")[0], shutil.disk_usage(folder())
     files = sorted(kept(), key=lambda one: (not one.path.name.startswith(f"{model}-"), one.used))
-    left = min(allowed(space) - sum(one.nbytes for one in files), disk.free - _floor(disk.total)) - nbytes
+    left = min(allowed(space) - sum(one.nbytes for one in files), disk.free - floor(disk.total)) - nbytes
     gone = []
     for one in files:
         if left < 0 or one.path.name.startswith(f"{model}-"):
@@ -84,9 +85,4 @@ def make_room(nbytes: int, space: int | None, name: str) -> bool:
         return False
     for one in gone:
         one.path.unlink(missing_ok=True)
-    return shutil.disk_usage(folder()).free - _floor(disk.total) >= nbytes  # a file that is mapped takes room still
-
-
-def _floor(total: int) -> int:
-    """Bytes that stay free of a disk of ``total``."""
-    return min(total // 20, _FLOOR)
+    return shutil.disk_usage(folder()).free - floor(disk.total) >= nbytes  # a file that is mapped takes room still

@@ -19,6 +19,7 @@ from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
 from cache.tiers.segment_store import SegmentStore
+from scheduler import disk_floor
 from scheduler.cgroups import physical_memory
 from scheduler.engine_config import EngineConfig
 from scheduler.model.verdict import Verdict
@@ -30,7 +31,6 @@ log = logging.getLogger("warmturn.engine")
 
 _SMALLEST = 4  # pages: below that not even a short chat fits
 _STATES = 3  # what one idle session keeps at least: its state and the checkpoints of its last turn
-_FLOOR = 5 << 30  # bytes of a disk that stay free unless told otherwise
 _MOST = 1 << 20  # pages: more are never needed where a token takes next to nothing
 
 
@@ -132,7 +132,7 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         folder = folder.parent.resolve() / folder.name  # links on the way are the user's; the folder itself is none
         whole_files.make_folder(folder)
         disk = shutil.disk_usage(folder)
-        floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
+        floor = config.disk_floor if config.disk_floor is not None else disk_floor.floor(disk.total)
         stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))
         budget = config.disk_space if config.disk_space is not None else (disk.free + stored) // 10
         tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share, config.kv_kept)

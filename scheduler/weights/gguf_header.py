@@ -12,6 +12,8 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scheduler.weights.known_files import identity
+
 _MAGIC = b"GGUF"
 _known: dict[tuple[int, ...], GgufHeader] = {}  # by what tells files apart
 _VERSIONS = (2, 3)
@@ -54,7 +56,7 @@ def read_once(facts: os.stat_result, data: mmap.mmap) -> GgufHeader:
     """The header of the file that ``facts`` are of, which nobody may change: it is read once, until ``forget_headers``.
     Raises ``GgufError``.
     """
-    key = facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+    key = identity(facts)
     if key not in _known:
         _known[key] = read_header(data)
     return _known[key]

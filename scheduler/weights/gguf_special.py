@@ -120,8 +120,7 @@ def _read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, 
         windowed = [number % 4 != 0 for number in range(1, layers + 1)]
     if "attention.sliding_window" not in keys:
         windowed = [False] * layers
-    kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
-    return {"layer_types": kinds, **_read_window(file, keys, said)}
+    return {"layer_types": _kinds(windowed), **_read_window(file, keys, said)}
 
 
 def _read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def _read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     ropes = _read_two_ropes(keys)
     ropes["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": _turned_part(file)}
     return {
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
+        "layer_types": _kinds(windowed),
         "head_dim": keys.get("attention.key_length_swa", said["head_dim"]),
         "global_head_dim": said["head_dim"],
         "num_key_value_heads": heads[windowed.index(True)] if any(windowed) else heads[0],
@@ -256,7 +255,7 @@ def _read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     if not isinstance(scales, list) or len(scales) != layers or left is None:
         raise GgufError("the file does not say how sparse its layers are")
     return {
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in _read_windows(keys, said)],
+        "layer_types": _kinds(_read_windows(keys, said)),
         "intermediate_size": _for_each(keys.get("feed_forward_length"), layers),
         "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
         "laurel_rank": left.shape[0],
@@ -271,6 +270,11 @@ def _read_windows(keys: Mapping[str, Any], said: dict[str, Any]) -> list[bool]:
     if not isinstance(windowed, list) or len(windowed) != said["num_hidden_layers"] or all(windowed):
         raise GgufError("the file does not say which of its layers have a sliding window")
     return windowed
+
+
+def _kinds(windowed: list[bool]) -> list[str]:
+    """What configurations call layers with a sliding window and without one."""
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
 
 
 def _read_two_ropes(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ class OpenedFile:
     @property
     def unchanged(self) -> bool:
         """Whether there is still that file, as it was. Raises ``OSError``."""
-        return _identity(os.stat(self.path)) == _identity(self.facts)
+        return identity(os.stat(self.path)) == identity(self.facts)
 
 
 def digest_of(files: Sequence[OpenedFile], config: str, make: Callable[[], str]) -> str:
@@ -89,13 +89,14 @@ def note_tiles(digest: str, name: str) -> None:
                 _write(path.stem, msgspec.structs.replace(known, tiles=name))
 
 
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
+def identity(facts: os.stat_result) -> tuple[int, ...]:
+    """What tells a file, as it was, from all others."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _name(facts: Sequence[os.stat_result]) -> str:
     """Of what is known of these files."""
-    return hashlib.blake2b(repr([_identity(one) for one in facts]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr([identity(one) for one in facts]).encode(), digest_size=16).hexdigest()
 
 
 def _folder() -> Path:

@@ -16,7 +16,6 @@ from server.config.usage_error import UsageError
 
 FILES = ("lock", "server", "models", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")
-FLOOR = 5 << 30  # bytes
 
 
 class InUse(UsageError):
@@ -24,13 +23,6 @@ class InUse(UsageError):
 
 
 IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
-
-
-def floor(total: int) -> int:
-    """Bytes of a disk of ``total`` that are kept free unless ``--disk-floor`` is set; the same value as in the
-    engine.
-    """
-    return min(total // 20, FLOOR)
 
 
 @contextmanager

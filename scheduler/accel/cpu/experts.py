@@ -262,13 +262,17 @@ def _is_plain(weight: Any) -> bool:
 
 def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None:
     """Pack modules of one class and shape, if the first of them are right and faster so."""
-    tried = [PackedExperts(module, ours, partial(packing.place, module)) for module in group[:_TRIED]]
+
+    def make(module: Any) -> PackedExperts:
+        return PackedExperts(module, ours, partial(packing.place, module))
+
+    tried = [make(module) for module in group[:_TRIED]]
     if not _is_right(tried[0]):
         return
     if quantised_weight_of(group[0].down_proj) is not None:  # there is no other way than to unpack them for good
         packing.add(tried.pop(0), None)
         for module in group[1:]:
-            one = tried.pop(0) if tried else PackedExperts(module, ours, partial(packing.place, module))
+            one = tried.pop(0) if tried else make(module)
             if _is_right(one):
                 packing.add(one, None)
         return
@@ -286,7 +290,7 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
     if limit == 0 or (limit is not None and tried[0].copies):
         return
     for module in group:
-        one = tried.pop(0) if tried else PackedExperts(module, ours, partial(packing.place, module))
+        one = tried.pop(0) if tried else make(module)
         if _is_right(one):
             one.limit = limit
             packing.add(one, None)

@@ -109,7 +109,7 @@ def chunks(weights: Mapping[str, Tiled]) -> Iterator[bytes | memoryview]:
                     yield memoryview(chunk)
                     filled = 0
     yield memoryview(chunk)[:filled]
-    yield bytes(-(filled) % huge.HUGE)
+    yield bytes(-filled % huge.HUGE)
 
 
 def _read_table(fd: int) -> tuple[dict[str, KeptWeight], int]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from scheduler.disk_floor import floor as disk_floor
 from server.api.batches.schemas import FileForm
 from server.api.sessions.transfers import FULL, read_chunks
 from server.errors import ApiError, bad_request
 from server.http.multipart import FormPart, check_form, declared_size, read_parts
-from server.log import data_dir
 from server.schemas.strict import validate
 
 MOST_BYTES = 200 * 2**20  # of a file, as with OpenAI
@@ -78,7 +78,7 @@ async def receive_file(request: Request, path: Path) -> tuple[FileForm, str, int
 def append(descriptor: int, path: Path, data: bytes) -> None:
     """Write to a file as long as the disk keeps its floor. Blocking. Raises OSError."""
     disk = shutil.disk_usage(path.parent)
-    if disk.free - len(data) < data_dir.floor(disk.total):
+    if disk.free - len(data) < disk_floor(disk.total):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     view = memoryview(data)
     while view:

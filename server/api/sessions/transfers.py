@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from scheduler.disk_floor import floor as disk_floor
 from server.api.sessions.capsule import CHUNK, MEDIA_TYPE, Capsule, write_all
 from server.config.usage_error import UsageError
 from server.errors import ApiError, ClientLeft
 from server.http.sse import while_connected
-from server.log import data_dir
 
 AT_ONCE = 4  # capsules; each may need twice its size on the disk for a while
 PIECE = 1 << 16  # bytes that must leave within STALL_SECONDS
@@ -90,7 +90,7 @@ class Transfers:
 
     def _append(self, file: object, data: bytes) -> None:
         disk = shutil.disk_usage(self._folder)
-        if disk.free - len(data) < data_dir.floor(disk.total):
+        if disk.free - len(data) < disk_floor(disk.total):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(file, data)
 

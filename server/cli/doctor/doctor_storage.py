@@ -18,6 +18,7 @@ from typing import IO, Any
 import httpx
 import sqlalchemy as sql
 
+from scheduler.disk_floor import floor as disk_floor
 from scheduler.extras import install_command
 from scheduler.tile_space import allowed, kept
 from scheduler.tile_space import folder as tile_folder
@@ -99,7 +100,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
     kind, disk = file_system(there), shutil.disk_usage(there)
     told = f"{folder}{'' if folder.exists() else ' (not made yet)'}: {size(disk.free)} of {size(disk.total)} free"
     figures = {"free": disk.free, "total": disk.total, "file_system": kind}
-    floor = int(config.disk_floor) if config.disk_floor is not None else data_dir.floor(disk.total)
+    floor = int(config.disk_floor) if config.disk_floor is not None else disk_floor(disk.total)
     if kind in NETWORK and config.database is None:
         yield warning(
             "data",
@@ -173,12 +174,14 @@ def packed(config: DoctorConfig) -> Iterator[Finding]:
     if config.packed_space == 0:
         yield ok("packed", "packed weights are not kept between starts: --packed-space 0")
         return
-    files, folder = kept(), tile_folder()
+    files = kept()
     held = sum(one.nbytes for one in files)
     try:
+        folder = tile_folder()
         most = allowed(None if config.packed_space is None else int(config.packed_space))
     except OSError as error:
-        yield fault("packed", f"{folder} cannot be read: {error.strerror}", "repair it, or --packed-space 0")
+        why = f"the folder of packed weights cannot be read: {error.strerror}"
+        yield fault("packed", why, "repair it, or --packed-space 0")
         return
     told = f"packed weights of {len(files)} models are kept for later starts: {size(held)} of {size(most)}; {folder}"
     yield ok("packed", told, models=len(files), held=held, most=most)

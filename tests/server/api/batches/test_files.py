@@ -106,7 +106,7 @@ async def test_an_upload_that_is_cut_off_leaves_nothing(made: Site) -> None:
 
 @served()
 async def test_a_full_disk_is_a_507(made: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.log.data_dir.floor", lambda total: total)
+    monkeypatch.setattr("server.api.batches.upload.disk_floor", lambda total: total)
     answer = await upload_file(made, headers=None)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
 

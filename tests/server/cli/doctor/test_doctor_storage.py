@@ -336,3 +336,14 @@ def test_packed_weights_that_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (found.level, found.figures) == (Level.OK, {"models": 1, "held": 3000, "most": 5000})
     assert str(tile_space.folder()) in found.text
     assert "--packed-space 0" in one(doctor_storage.packed(config(tmp_path, packed_space=0))).text
+
+
+def test_a_user_without_a_folder_for_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TILE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    found = one(doctor_storage.packed(config(tmp_path)))
+    assert (found.level, "has no home folder" in found.text) == (Level.FAULT, True)
