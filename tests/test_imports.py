@@ -183,8 +183,8 @@ ORDER = {  # sub-packages and single modules from the ground up: each may import
     "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
     "engine_config tokenizer_parts grammar_limits turn_receipt engine_stats protocol logs cgroups disk_floor extras "
     "kept_names tile_space model_names meta_kernels cores checkup engine_import_savings weights read_ahead "
-    "expert_choices accel.cpu accel.gpu adapters media forward parallel model sessionless speech pooling core engine_assembly "
-    "process follower __main__",
+    "expert_choices accel.cpu accel.gpu adapters media forward parallel model sessionless speech pooling core "
+    "engine_assembly process follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless server_import_savings media log "
     "constraints schemas chat engine telemetry hub http middleware turns models lines batches api.ops api.openai "
     "api.embeddings api.sessions api.sharing api.stored_chats api.responses api.anthropic api.ollama api.batches "
