@@ -39,9 +39,29 @@ def leave_out_unused(config: EngineConfig) -> None:
         meta_kernels.complete()
         return
     torch.distributed.is_available = lambda: False  # asked before torch.distributed.tensor and .fsdp are imported
+    _tell_of_no_distributed_tensor(torch)
     _Dynamo(torch).enter()
     with callers_found_quickly(), suppress(ImportError):
         importlib.import_module(_Dynamo.apart)  # the probe would have it imported
+
+
+def _tell_of_no_distributed_tensor(torch: Any) -> None:
+    """Let torch ask for the class of distributed tensors, once for all, as it does at the first operator on a tensor of
+    another class than its own; one rank has none, and the package, which imports sympy, may stay where it is.
+    """
+    name = "torch.distributed.tensor"
+    if name in sys.modules:
+        return
+
+    class Other(torch.Tensor):  # type: ignore[misc]
+        __torch_dispatch__ = classmethod(lambda cls, *called: torch.empty(0))
+
+    sys.modules[name] = stand_in = ModuleType(name)
+    stand_in.DTensor = type("DTensor", (), {})  # type: ignore[attr-defined]
+    try:
+        torch.Tensor._make_wrapper_subclass(Other, (0,)).neg()
+    finally:
+        del sys.modules[name]
 
 
 @contextmanager
@@ -129,6 +149,7 @@ class _There(Loader):
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
+        module.__spec__ = None  # else the import goes on with that, and runs the module once more
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module

@@ -46,7 +46,7 @@ def stored_bytes(model: Any) -> int:
     divided. Not after a forward, see ``digest``.
     """
     sizes: dict[Any, int] = {}
-    for weight in model.state_dict().values():
+    for weight in model.state_dict(keep_vars=True).values():  # to detach some imports much of torch
         packed = quantised_weight_of(weight) or device_weight_of(weight)
         if packed is not None:
             sizes[id(packed)] = packed.nbytes

@@ -58,8 +58,26 @@ before = type(sys.modules["torch._dynamo"]).__name__
 import torch._dynamo.utils
 compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist()
 same = sys.modules["torch._dynamo.utils"] is torch._dynamo.utils and torch._dynamo.eval_frame is not None
+same &= torch._dynamo.convert_frame.counters is torch._dynamo.utils.counters  # it ran once
 after = type(sys.modules["torch._dynamo"]).__name__
 print(json.dumps([before, after, compiled, same, "torch._prims" in sys.modules]))
+"""
+)
+DISTRIBUTION = (
+    START
+    + """
+class Other(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return torch.ones(3)
+
+other = torch.Tensor._make_wrapper_subclass(Other, (2,))
+found = (other + 1).tolist()
+before = "torch.distributed.tensor" in sys.modules
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard
+after = isinstance(other, DTensor), issubclass(DTensor, torch.Tensor), Shard is torch.distributed.tensor.Shard
+print(json.dumps([found, before, *after]))
 """
 )
 NAMES = """
@@ -105,6 +123,11 @@ def test_the_compiler_is_there_for_whoever_uses_it_with_the_operators_that_it_fo
     assert compiled == [3.0, 3.0]
     assert same
     assert operators
+
+
+@pytest.mark.slow
+def test_a_tensor_of_another_class_needs_no_distribution_which_is_there_for_whoever_imports_it() -> None:
+    assert run(DISTRIBUTION) == [[1.0, 1.0, 1.0], False, False, True, True]
 
 
 def test_the_names_of_all_models_are_those_that_transformers_reads() -> None:
