@@ -100,8 +100,8 @@ def learn(
             module(*make(tokens), **(keywords(tokens) if keywords else {}))
             yield
 
-    fusion = Fusion(PackedAttention([]), once, compiled())
-    fusion.find(_Root(module), steps)
+    fusion = Fusion(_Root(module), PackedAttention([]), once, compiled())
+    fusion.find(steps)
     return fusion
 
 

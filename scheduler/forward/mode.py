@@ -13,7 +13,7 @@ import torch
 from cache.pages.layers import AttentionLayer, Windows
 from cache.pages.packed import PackedStep
 from cache.pages.state_rows import StateRows
-from scheduler.accel.cpu.fusion import Fusion, Steps
+from scheduler.accel.cpu.fusion import Fusion, KnownPrograms, Steps
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.trace import Trace
@@ -93,11 +93,17 @@ class Mode(ABC):
         """Let all layers attend to the keys that they make again."""
         self.joined = {}
 
-    def fuse(self, packing: Packing, steps: Steps) -> int:
+    def fuse(self, packing: Packing, steps: Steps, known: KnownPrograms | None = None) -> int:
         """Run modules as programs where possible. ``steps`` runs so many steps of different lengths, one per
-        iteration, with ``True`` of lengths that are no size of the model. Returns the number of modules.
+        iteration, with ``True`` of lengths that are no size of the model. ``known``: the programs of an earlier
+        load, which has compared them with their modules. Returns the number of modules. Raises ``Unrecordable``.
         """
         return 0
+
+    @property
+    def programs(self) -> KnownPrograms:
+        """What the next load needs of the programs."""
+        return KnownPrograms() if self.fusion is None else self.fusion.programs
 
     def unfuse(self) -> None:
         """Run everything as it is again."""

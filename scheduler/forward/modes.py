@@ -20,7 +20,7 @@ from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, Windows, windows_of
 from cache.pages.packed import PackedStep, packed_class
-from scheduler.accel.cpu.fusion import Fusion, Steps
+from scheduler.accel.cpu.fusion import Fusion, KnownPrograms, Steps
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
@@ -234,12 +234,13 @@ class PackedMode(PagedMode):
         super().expand()
         self.attention.absorbed = {}
 
-    def fuse(self, packing: Packing, steps: Steps) -> int:
+    def fuse(self, packing: Packing, steps: Steps, known: KnownPrograms | None = None) -> int:
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:
-            self.fusion = Fusion(self.attention, packing.matrix, ours)
-            self.fusion.find(self._decoder, steps)
-            self.fusion.record(self.model, steps)
+            self.fusion = Fusion(self._decoder, self.attention, packing.matrix, ours)
+            with nullcontext() if known is None else ours.without_products():
+                self.fusion.find(steps, known)
+                self.fusion.record(self.model, steps)
         return len(self.fusion) if self.fusion is not None else 0
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:

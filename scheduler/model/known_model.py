@@ -18,6 +18,7 @@ import msgspec
 import torch
 import transformers
 
+from scheduler.accel.cpu.fusion import KnownPrograms
 from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.forward.trace import KnownTrace
 
@@ -30,7 +31,8 @@ class MeasuredVerdict(msgspec.Struct, frozen=True):
     """A verdict that was measured on the whole. ``made_by``: see ``measured_by``. ``logits``: float32 ``[tokens,
     columns]`` of a from-scratch forward, as ``Measurement.sample`` takes them. The others are as in ``Verdict``;
     ``rounding`` is what rounding alone may do, ``windowed`` whether there are ``windows``, ``trace`` what a plain
-    forward showed, None where it is to be shown again, and ``in_place`` whether all layers read their keys in place.
+    forward showed, None where it is to be shown again, ``in_place`` whether all layers read their keys in place, and
+    ``programs`` how many modules run as programs.
     """
 
     made_by: str
@@ -42,6 +44,7 @@ class MeasuredVerdict(msgspec.Struct, frozen=True):
     logits: bytes
     trace: KnownTrace | None = None
     in_place: bool = False
+    programs: KnownPrograms = KnownPrograms()
 
 
 class KnownModel(msgspec.Struct):

@@ -139,7 +139,9 @@ class _Trial(Measurement):
                     mode.learn()
                     mode.absorb(partial(self.steps, mode, False))
                     packing.settle()
-                    fused = mode.fuse(packing, partial(self.steps, mode))
+                    fused = mode.fuse(packing, partial(self.steps, mode), None if known is None else known.programs)
+                    if known is not None and mode.programs != known.programs:
+                        raise Unsupported("not the same modules run as programs")
                     measured = self.measure(mode) if known is None else self.check(mode, known)
                     if not measured.error <= self.rounding:
                         raise Unsupported(f"error {measured.error:.1e}")
@@ -159,7 +161,8 @@ class _Trial(Measurement):
         windowed, facts = verdict.windows is not None, (verdict.token_bytes, verdict.crossed, verdict.unproven)
         known = MeasuredVerdict(maker, self.rounding, *facts, windowed, self.sample())
         shown = KnownTrace.of(self.trace, self.model)
-        return replace(verdict, measured=structs.replace(known, trace=shown, in_place=verdict.mode.reads_in_place))
+        more = {"in_place": verdict.mode.reads_in_place, "programs": verdict.mode.programs}
+        return replace(verdict, measured=structs.replace(known, trace=shown, **more))
 
     def choose_any(self, first: str) -> Verdict:
         """``choose`` among all modes, with wider tolerances where none keeps the usual one. ``first``: what

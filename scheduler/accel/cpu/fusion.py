@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from cache.attention.packed_attention import PackedAttention
@@ -28,19 +29,39 @@ from scheduler.accel.cpu.state_recording import moved_only_if_recorded
 log = logging.getLogger("warmturn.engine")
 
 Steps = Callable[[bool, int], Iterator[None]]
+_LENGTHS = 2  # of steps that are recorded: programs must be the same
+
+
+class KnownPrograms(msgspec.Struct, frozen=True):
+    """The programs of an earlier load: the names of the modules that are fused, in order, how many of these are in
+    chains, and whether what the model's forward calls is recorded.
+    """
+
+    modules: tuple[str, ...] = ()
+    chained: int = 0
+    recorded: bool = False
 
 
 class Fusion:
-    """The fused modules of one model."""
+    """The fused modules of ``root``, the decoder of one model."""
 
-    def __init__(self, attention: PackedAttention, linear: Linear, kernel: ProgramKernel) -> None:
-        self._attention, self._linear, self._kernel = attention, linear, kernel
+    def __init__(
+        self, root: torch.nn.Module, attention: PackedAttention, linear: Linear, kernel: ProgramKernel
+    ) -> None:
+        self._root, self._attention, self._linear, self._kernel = root, attention, linear, kernel
         self._fused: list[FusedModule] = []
         self._origins = Origins()
         self._recorded: RecordedForward | None = None
 
     def __len__(self) -> int:
         return len(self._fused)
+
+    @property
+    def programs(self) -> KnownPrograms:
+        """What the next load needs of them."""
+        names = {module: name for name, module in self._root.named_modules()}
+        chained = sum(len(fused.chain) for fused in self._fused if len(fused.chain) > 1)
+        return KnownPrograms(tuple(names[fused.module] for fused in self._fused), chained, self._recorded is not None)
 
     def install(self) -> None:
         """Make the fused modules run as programs."""
@@ -67,18 +88,19 @@ class Fusion:
             for fused in self._fused:
                 fused.aside = False
 
-    def find(self, root: torch.nn.Module, steps: Steps) -> None:
-        """Fuse and install the modules of ``root`` that can be. ``steps`` runs so many steps of different lengths, one
-        per iteration; with ``True`` of lengths that are no size of the model.
+    def find(self, steps: Steps, known: KnownPrograms | None = None) -> None:
+        """Fuse and install the modules that can be. ``steps`` runs so many steps of different lengths, one per
+        iteration; with ``True`` of lengths that are no size of the model. ``known``: those that an earlier load has
+        compared with their modules; they are recorded once. Raises ``Unrecordable`` if one of them cannot be.
         """
-        trying = list(_children(root))
+        trying = list(_children(self._root)) if known is None else list(map(self._root.get_submodule, known.modules))
         while trying:
-            found, trying = self._record(trying, steps)
+            found, trying = self._record(trying, steps, known is not None)
             for fused in found:
                 fused.install()
             self._fused += found
         parts = {part for fused in self._fused for part in fused.module.modules()}
-        with self._origins.watching(module for module in root.modules() if module not in parts):
+        with self._origins.watching(module for module in self._root.modules() if module not in parts):
             self._link(steps)
         self._origins.watch({module for fused in self._fused for module in fused.watched})
 
@@ -138,17 +160,23 @@ class Fusion:
         if len(chain) > 1:
             yield chain
 
-    def _record(self, modules: list[torch.nn.Module], steps: Steps) -> tuple[list[FusedModule], list[torch.nn.Module]]:
-        """The programs among ``modules`` and those within them, and the modules that are to be tried next."""
+    def _record(
+        self, modules: list[torch.nn.Module], steps: Steps, known: bool
+    ) -> tuple[list[FusedModule], list[torch.nn.Module]]:
+        """The programs among ``modules`` and those within them, and the modules that are to be tried next. ``known``:
+        all of them are, and nothing is compared. Raises ``Unrecordable`` if that is not so.
+        """
         found: list[FusedModule] = []
         behind: list[torch.nn.Module] = []
         with record_modules(modules, partial(record, self._attention, self._linear)) as watches:
-            for _ in steps(True, 2):
+            for _ in steps(True, 1 if known else _LENGTHS):
                 pass
         for watch in watches:
             try:
-                found.append(watch.fuse(self._kernel, self._attention))
+                found.append(watch.fuse(self._kernel, self._attention, known))
             except Unrecordable as error:
+                if known:
+                    raise
                 log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
                 behind += [] if watch.passed_on else _children(watch.module)
         return found, list(dict.fromkeys(behind))
@@ -214,18 +242,22 @@ class ModuleRecorder:
                     self.passed_on = self._pass_on(self.module)
         return self._original(*args, **kwargs)
 
-    def fuse(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
-        """The module as a program, compared with the recorded results. Raises ``Unrecordable`` if it cannot be one."""
-        if self._refused is not None or len(self._recordings) < 2:
+    def fuse(self, kernel: ProgramKernel, attention: PackedAttention, known: bool) -> FusedModule:
+        """The module as a program, compared with the recorded results if that is not ``known``. Raises ``Unrecordable``
+        if it cannot be one.
+        """
+        if self._refused is not None or not self._recordings:
             raise self._refused or Unrecordable("not called")
         first = self._recordings[0]
         if any(other.signature != first.signature for other in self._recordings[1:]):
             raise Unrecordable("it does not do the same each time")
-        if first.tokens == self._recordings[-1].tokens:
+        if first.tokens == self._recordings[-1].tokens and not known:
             raise Unrecordable("only one length was seen")
         fused = FusedModule(self.module, first, kernel, attention)
         for recording in self._recordings:
-            recording.compare(fused.compute)
+            if not known:
+                recording.compare(fused.compute)
+            recording.release()
         return fused
 
 

@@ -6,7 +6,8 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -110,6 +111,7 @@ class ProgramKernel:
         self._place_numbers.argtypes = [ctypes.POINTER(_Numbers)]
         self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
         self._activation_bytes = ctypes.c_int64.in_dll(library, "warmturn_activation_bytes")
+        self._skips_products = ctypes.c_int64.in_dll(library, "warmturn_skips_products")
         self.adapters = Adapters()
         self.low_rows = 0  # rows of a chunk times products of a program, at most
         self.memory = 0  # its address
@@ -139,6 +141,15 @@ class ProgramKernel:
     @activation_bytes.setter
     def activation_bytes(self, count: int) -> None:
         self._activation_bytes.value = count
+
+    @contextmanager
+    def without_products(self) -> Iterator[None]:
+        """Within it results of products are zeros, and no weight is read."""
+        self._skips_products.value = 1
+        try:
+            yield
+        finally:
+            self._skips_products.value = 0
 
     def read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Read all bytes of contiguous CPU tensors of any shape, computing nothing: what products are compared with."""

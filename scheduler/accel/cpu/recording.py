@@ -145,9 +145,7 @@ class ModuleRecording:
         return tree_unflatten([None if out is None else next(left) for out in self.outputs], self.form)
 
     def compare(self, compute: Callable[[list[torch.Tensor], Callable[..., torch.Tensor]], Any]) -> None:
-        """Raises ``Unrecordable`` unless the results of ``compute`` agree with the recorded ones. The recorded tensors
-        are then freed.
-        """
+        """Raises ``Unrecordable`` unless the results of ``compute`` agree with the recorded ones."""
         asked, coarsest = iter(self.asked), max(_ROUNDING.get(tensor.dtype, 0.0) for _, tensor in self.inputs)
         if any(weight.kind & PACKED for weight in self._weights):
             coarsest = max(coarsest, _ROUNDED_INPUTS)
@@ -161,6 +159,9 @@ class ModuleRecording:
         out = compute([tensor for _, tensor in self.inputs], attend)
         chosen = any(op.code is Opcode.TOPK for op in self._operations)
         _equal(tree_flatten(out)[0], self.outputs, coarsest, self.tokens if chosen else None)
+
+    def release(self) -> None:
+        """Free the recorded tensors."""
         self.inputs = [(number, tensor.to("meta")) for number, tensor in self.inputs]
         self.outputs = [None if out is None else out.to("meta") for out in self.outputs]
         self.blocks = []

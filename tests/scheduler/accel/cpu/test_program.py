@@ -30,6 +30,19 @@ class Gated(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y)).tanh()
 
 
+@torch.no_grad()
+def test_products_can_be_left_out() -> None:
+    """They are zeros then: what is left of the last one is its bias."""
+    module, x = Gated(), rows(5, WIDTH)
+    want = module(x)
+    learn(module, lambda tokens: (rows(tokens, WIDTH),))
+    with compiled().without_products():
+        without, alone = ran(module, x)
+    assert alone
+    torch.testing.assert_close(without, x + module.down.bias.tanh())
+    torch.testing.assert_close(ran(module, x)[0], want, rtol=1e-5, atol=1e-5)
+
+
 # -- elements in any order -------------------------------------------------------------------------------------------
 
 
