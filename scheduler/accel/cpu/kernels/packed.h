@@ -231,6 +231,8 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
         for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
             Dots<PLANES> sums[ROWS][NEXT];
+            for (int r = 0; r < ROWS && !Values::CENTRED; r++)
+                for (int n = 0; n < NEXT; n++) sums[r][n].begin(-zero * x[r]->template sum<PARTS_OF_BLOCK>(part));
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
                 Values values(w, tuple, column, codes);
 #pragma GCC unroll 8
@@ -245,18 +247,16 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
                     }
                 }
             }
-            for (int r = 0; r < ROWS; r++) {
-                int32_t all = PARTS_OF_BLOCK == 1 ? x[r]->sums[0] + x[r]->sums[1] : x[r]->sums[part];
+            for (int r = 0; r < ROWS; r++)
                 for (int n = 0; n < NEXT; n++) {
                     int64_t c = column + n * LANES;
                     float *to = rows.sums[row + r] + c, scale = x[r]->scale;
-                    vi total = Values::CENTRED ? sums[r][n].total() : sums[r][n].total() - zero * all;
-                    vf sum = __builtin_convertvector(total, vf);
+                    vf sum = __builtin_convertvector(sums[r][n].total(), vf);
                     vf value = fused(sum, load(of.scales[part] + c) * scale, first && part == 0 ? vf{} : load(to));
-                    if (type & MINIMA) value = fused(load(of.minima[part] + c), splat(-scale * float(all)), value);
+                    if (type & MINIMA)
+                        value = fused(load(of.minima[part] + c), splat(x[r]->template less<PARTS_OF_BLOCK>(part)), value);
                     store(to, value);
                 }
-            }
         }
 }
 

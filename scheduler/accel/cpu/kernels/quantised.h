@@ -55,7 +55,10 @@ struct Quantised {  // 32 activations, x[i] * scale each
 #endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
-    int32_t unused;
+    float least;      // minus the sum of all 32, as they are
+    // Of one of so many parts: the sum of whole numbers, and minus that of activations.
+    template <int PARTS> int32_t sum(int64_t part) const { return PARTS == 1 ? sums[0] + sums[1] : sums[part]; }
+    template <int PARTS> float less(int64_t part) const { return PARTS == 1 ? least : -scale * float(sums[part]); }
 };
 
 inline vi broadcast(const void* from) {  // 4 bytes to each lane
@@ -89,6 +92,7 @@ inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign an
 template <int PLANES>
 struct Dots {
     vi high{}, low{};
+    void begin(int32_t with) { (PLANES == 2 ? low : high) = vi{} + with; }
     void add(vshorts w, const Tuple<PLANES>& x) {
         high = add_products(high, (vi)w, x.high);
         if (PLANES == 2) low = add_products(low, (vi)w, x.low);
@@ -105,6 +109,7 @@ struct Tuple {
 template <int PLANES>
 struct Dots {
     vi sum{};
+    void begin(int32_t with) { sum = vi{} + with; }
     void add(vshorts w, const Tuple<PLANES>& x) {
 #if defined(__AVX512BW__)
         sum += (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x.both);
@@ -154,6 +159,7 @@ inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised
         }
         for (int half = 0; half < 2; half++)
             out->sums[half] = int32_t(fold(sums[half], [](vf p, vf q) { return p + q; }));
+        out->least = -out->scale * float(out->sums[0] + out->sums[1]);
     }
 }
 
