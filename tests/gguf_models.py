@@ -79,6 +79,14 @@ _MAMBA = {
     "mamba_d_state": 16,
     "mamba_n_groups": 1,
 }
+_SINGLE_PARTS = {
+    **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
+    "head_dim": 32,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+}
 _LINEAR = {
     "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 2,
@@ -263,6 +271,48 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "seed_oss": ("SeedOssConfig", {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", _SHAPE),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        },
+    ),
+    "nemotron_h biased": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            "layers_block_type": ["full_attention", "linear_attention", "mlp"],
+            "use_conv_bias": False,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            **_ROUTED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        },
+    ),
+    "nemotron_h_moe latent": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            **_ROUTED,
+            **_UNNORMED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "moe_latent_size": 32,
+            "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        },
+    ),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **_OLD}),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -298,7 +348,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
 _WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
-_PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3")
+_HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
+_PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3", *_HYBRID)
 _ADDED = (
     "gemma",
     "gemma2",
@@ -311,6 +362,7 @@ _ADDED = (
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
     ".mamba.dt_bias": "ssm_dt.bias",
+    ".mixer.dt_bias": "ssm_dt.bias",
     ".layer_scalar": "layer_output_scale.weight",
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
@@ -345,11 +397,12 @@ _KEYS = {
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "moe_latent_size": ("moe_latent_size",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.state_size": ("state_size", "linear_key_head_dim"),
+    "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
     "ssm.inner_size": ("intermediate_size",),
-    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups"),
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "shortconv.l_cache": ("conv_L_cache",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
@@ -388,6 +441,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture in _HYBRID:
+        said |= _single_parts(config, architecture)
+    if architecture == "nemotron_h":
+        said = {key: value for key, value in said.items() if "expert" not in key}
     if architecture == "gpt-oss":
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
@@ -493,6 +550,20 @@ def _mamba(config: Any) -> dict[str, Any]:
     }
 
 
+def _single_parts(config: Any, architecture: str) -> dict[str, Any]:
+    """What a converter says of layers that are attention, a multilayer perceptron, experts, or Mamba 2."""
+    kinds = config.layers_block_type
+    routed = {} if architecture == "nemotron_h" else {"expert_weights_norm": config.norm_topk_prob}
+    return {
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [config.intermediate_size if kind in ("moe", "mlp") else 0 for kind in kinds],
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        **routed,
+    }
+
+
 def _streams(config: Any) -> dict[str, Any]:
     """What a converter says of layers that keep several versions of what they compute."""
     return {
@@ -595,8 +666,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: _kept(weight, kind).rows(order)}
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
-    if name.endswith(("mamba.D", "mamba.norm.weight")):  # in groups
-        return {found: store(weight.view(model.config.mamba_n_groups, -1) if "norm" in name else weight[:, None])}
+    if name.endswith(("mamba.D", "mamba.norm.weight", "mixer.norm.weight")):  # in groups
+        groups = getattr(model.config, "mamba_n_groups", None) or model.config.n_groups
+        return {found: store(weight.view(groups, -1) if "norm" in name else weight[:, None])}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
 
 
@@ -670,6 +742,8 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
     if architecture == "gemma4":
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
+    if architecture == "nemotron_h_moe":
+        return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}
     half = whole.shape[1] // 2
     gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
     return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}

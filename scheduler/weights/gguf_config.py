@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid, largest
+from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {
@@ -48,6 +48,8 @@ ARCHITECTURES = {
     "mistral": "mistral",
     "mistral3": "mistral",
     "nemotron": "nemotron",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
     "phi3": "phi3",
@@ -98,7 +100,8 @@ _KEYS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "moe_latent_size": ("moe_latent_size",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
@@ -108,8 +111,8 @@ _KEYS = {
     "expert_weights_scale": ("routed_scaling_factor",),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.state_size": ("state_size", "linear_key_head_dim"),
-    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups"),
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "ssm.inner_size": ("intermediate_size",),
 }

@@ -104,6 +104,11 @@ class GgufFile:
             self.tensors |= {one.name: one for one in _matrices(tensor)}
 
 
+def largest(value: Any) -> Any:
+    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
+    return max(value) if isinstance(value, list) and value else value
+
+
 def _matrices(tensor: GgufTensor) -> list[GgufTensor]:
     """The matrices of a tensor that is a stack of those of several modules, by names with their numbers."""
     if len(tensor.shape) != 3 or tensor.name not in _STACKS:

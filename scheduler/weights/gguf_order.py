@@ -11,7 +11,19 @@ from scheduler.weights.gguf_header import GgufError
 
 # The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
 _PERMUTED = frozenset(
-    {"arcee", "deci", "granite", "granitehybrid", "granitemoe", "llama", "mistral", "mistral3", "smollm3"}
+    {
+        "arcee",
+        "deci",
+        "granite",
+        "granitehybrid",
+        "granitemoe",
+        "llama",
+        "mistral",
+        "mistral3",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "smollm3",
+    }
 )
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})

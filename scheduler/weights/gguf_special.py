@@ -6,17 +6,13 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
-from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_hybrid import read_convolutions, read_linear_attention, read_mamba, read_single_parts
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 _ENDS = ("<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
-
-
-def largest(value: Any) -> Any:
-    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
-    return max(value) if isinstance(value, list) and value else value
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -43,64 +39,6 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
 def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
-
-
-def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers without heads for keys are convolutions."""
-    heads = keys.get("attention.head_count_kv")
-    if not isinstance(heads, list):
-        raise GgufError("the file does not say which of its layers have attention")
-    kinds = ["full_attention" if each else "conv" for each in heads]
-    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
-
-
-def _read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers without heads for keys are of Mamba 2; the widths of those, and of the multilayer perceptron that all have
-    beside experts, or alone.
-    """
-    heads, inner = keys.get("attention.head_count_kv"), keys.get("ssm.inner_size")
-    count, hidden = keys.get("ssm.time_step_rank"), said["hidden_size"]
-    if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"] or not inner or not count:
-        raise GgufError("the file does not say which of its layers have attention")
-    first = next((number for number, each in enumerate(heads) if not each), 0)
-    width = keys.get("expert_shared_feed_forward_length", largest(keys.get("feed_forward_length")))
-    return {
-        "layer_types": ["attention" if each else "mamba" for each in heads],
-        "mamba_n_heads": count,
-        "mamba_d_head": inner // count,
-        "mamba_expand": inner // hidden,
-        "mamba_d_state": keys.get("ssm.state_size", 128),
-        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
-        "mamba_n_groups": keys.get("ssm.group_count", 1),
-        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
-        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file.tensors,
-        "intermediate_size": largest(keys.get("feed_forward_length")),
-        "shared_intermediate_size": width,
-        "num_local_experts": keys.get("expert_count", 0),
-        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned") else "nope",
-    }
-
-
-def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
-    which are not run.
-    """
-    width, heads = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
-    if not width or not heads:
-        raise GgufError("the file does not say how many heads its linear attention has")
-    layers = said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)
-    every = keys.get("full_attention_interval") or 4
-    linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
-    if not isinstance(linear, list) or len(linear) < layers:
-        raise GgufError("the file does not say which of its layers have linear attention")
-    found = {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
-        "linear_value_head_dim": width // heads,
-    }
-    if "intermediate_size" in said:
-        found["intermediate_size"] = keys.get("feed_forward_length", width)
-    return found
 
 
 def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -325,17 +263,19 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
-    "granitehybrid": (_read_mamba,),
-    "lfm2": (_layers_with_attention,),
-    "lfm2moe": (_layers_with_attention,),
+    "granitehybrid": (read_mamba,),
+    "lfm2": (read_convolutions,),
+    "lfm2moe": (read_convolutions,),
     "mistral": (_read_window,),
     "mistral3": (_read_window, _read_growing_queries),
+    "nemotron_h": (read_single_parts,),
+    "nemotron_h_moe": (read_single_parts,),
     "olmo2": (_read_stretched_layers,),
     "phi3": (_long_factors,),
-    "qwen35": (_read_linear_attention, _read_sections),
-    "qwen35moe": (_read_linear_attention, _read_sections),
+    "qwen35": (read_linear_attention, _read_sections),
+    "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (_read_normed_choices,),
     "qwen3vlmoe": (_read_normed_choices,),
-    "qwen3next": (_read_linear_attention,),
+    "qwen3next": (read_linear_attention,),
     "stablelm": (_sequential,),
 }

@@ -308,6 +308,51 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
 
 
+@quiet
+@pytest.mark.parametrize("label", ["nemotron_h", "nemotron_h_moe", "nemotron_h_moe latent"])
+def test_all_matrices_stay_packed(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0)
+    file = GgufFile(path)
+    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
+    plain, parameters = dict(want.named_parameters()), dict(model.named_parameters())
+    matrices = [name for name, weight in plain.items() if weight.dim() > 1 and "conv1d" not in name]
+    assert matrices
+    for name in matrices:
+        weight = quantised_weight_of(parameters[name])
+        assert weight is not None, name
+        assert torch.equal(weight.dense(), plain[name]), name
+
+
+def test_layers_of_a_single_part_that_are_not_of_a_kind(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
+    both = rewritten(path, "nemotron_h_moe", {"blk.0.ffn_up.weight": store(torch.ones(32, 64))})
+    with pytest.raises(GgufError, match="layer 0 of the file is not of a kind"):
+        read_gguf_config(GgufFile(both), both)
+    for key, wrong, told in (
+        ("ssm.inner_size", 100, "how wide its layers of Mamba 2 are"),
+        ("expert_used_count", [2, 2, 2, 1], "differ in their experts"),
+        ("expert_feed_forward_length", [32, 32, 32, 16], "differ in their experts"),
+    ):
+        damaged = rewritten(path, "nemotron_h_moe", {}, **{f"nemotron_h_moe.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            read_gguf_config(GgufFile(damaged), damaged)
+    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "group_used" not in key}
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    grouped = write_file(tmp_path / "y.gguf", {**said, "nemotron_h_moe.expert_group_count": 4}, tensors)
+    with pytest.raises(GgufError, match="how many groups of experts are used"):
+        read_gguf_config(GgufFile(grouped), grouped)
+
+
+def test_a_last_layer_that_predicts_further_tokens_is_of_two_parts(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
+    further: dict[str, Stored | None] = {
+        f"blk.4.{name}.weight": store(torch.ones(64, 64)) for name in ("attn_q", "ffn_gate_inp")
+    }
+    more: dict[str, object] = {"nemotron_h_moe.block_count": 5, "nemotron_h_moe.nextn_predict_layers": 1}
+    got = read(rewritten(path, "nemotron_h_moe", further, **more))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+
+
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
     """A last layer is for predicting further tokens."""
     path, _ = written(tmp_path / "x.gguf", "glm4moe", F32)
