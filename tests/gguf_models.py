@@ -87,6 +87,15 @@ _SINGLE_PARTS = {
     "mamba_head_dim": 16,
     "n_groups": 2,
 }
+_PARALLEL = {
+    **_SHAPE,
+    "head_dim": 32,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_norm_before_gate": False,
+}
 _LINEAR = {
     "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 2,
@@ -313,6 +322,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "full_attention", "moe"],
         },
     ),
+    "falcon-h1": ("FalconH1Config", _PARALLEL),
+    "falcon-h1 normed": (
+        "FalconH1Config",
+        {**_PARALLEL, "mamba_rms_norm": True, "mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_ssm": 64},
+    ),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **_OLD}),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -363,6 +377,7 @@ _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
     ".mamba.dt_bias": "ssm_dt.bias",
     ".mixer.dt_bias": "ssm_dt.bias",
+    ".pre_ff_layernorm.weight": "ffn_norm",
     ".layer_scalar": "layer_output_scale.weight",
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
@@ -441,6 +456,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "falcon-h1":
+        said |= _widths_of_mamba(config) | {"ssm.inner_size": config.mamba_d_ssm}
     if architecture in _HYBRID:
         said |= _single_parts(config, architecture)
     if architecture == "nemotron_h":
@@ -537,16 +554,21 @@ def _two_widths(config: Any) -> dict[str, Any]:
 
 def _mamba(config: Any) -> dict[str, Any]:
     """What a converter says of layers of Mamba 2."""
-    shared = {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     return {
         "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "rope.scaling.finetuned": False,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        **_widths_of_mamba(config),
+    }
+
+
+def _widths_of_mamba(config: Any) -> dict[str, Any]:
+    return {
         "ssm.conv_kernel": config.mamba_d_conv,
         "ssm.state_size": config.mamba_d_state,
         "ssm.group_count": config.mamba_n_groups,
         "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
         "ssm.time_step_rank": config.mamba_n_heads,
-        "rope.scaling.finetuned": False,
-        **shared,
     }
 
 

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
 from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
+    "falcon-h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -137,6 +139,8 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
     text.tie_word_embeddings = config.tie_word_embeddings = "output.weight" not in file.tensors
+    if file.architecture in MULTIPLIED and beside.is_file():
+        without_multipliers(text)
     return text
 
 

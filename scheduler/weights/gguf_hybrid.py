@@ -10,6 +10,16 @@ from typing import Any
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 
+# Architectures whose files have their weights multiplied by numbers that the model has as settings, and those.
+MULTIPLIED = frozenset({"falcon-h1"})
+_MULTIPLIERS = (
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "embedding_multiplier",
+    "key_multiplier",
+    "ssm_in_multiplier",
+    "ssm_out_multiplier",
+)
 # Tensors that a layer of a single part has, and what the configuration calls such a layer.
 _PARTS = {"attn_q": "full_attention", "ssm_in": "linear_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
 
@@ -27,26 +37,68 @@ def read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
     """Layers without heads for keys are of Mamba 2; the widths of those, and of the multilayer perceptron that all have
     beside experts, or alone.
     """
-    heads, inner = keys.get("attention.head_count_kv"), keys.get("ssm.inner_size")
-    count, hidden = keys.get("ssm.time_step_rank"), said["hidden_size"]
-    if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"] or not inner or not count:
+    heads = keys.get("attention.head_count_kv")
+    if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"]:
         raise GgufError("the file does not say which of its layers have attention")
-    first = next((number for number, each in enumerate(heads) if not each), 0)
+    widths = _widths_of_mamba(file, keys)
     width = keys.get("expert_shared_feed_forward_length", largest(keys.get("feed_forward_length")))
     return {
         "layer_types": ["attention" if each else "mamba" for each in heads],
-        "mamba_n_heads": count,
-        "mamba_d_head": inner // count,
-        "mamba_expand": inner // hidden,
-        "mamba_d_state": keys.get("ssm.state_size", 128),
-        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
-        "mamba_n_groups": keys.get("ssm.group_count", 1),
-        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
-        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file.tensors,
+        **widths,
+        "mamba_expand": widths["mamba_n_heads"] * widths["mamba_d_head"] // said["hidden_size"],
         "intermediate_size": largest(keys.get("feed_forward_length")),
         "shared_intermediate_size": width,
         "num_local_experts": keys.get("expert_count", 0),
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned") else "nope",
+    }
+
+
+def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers that are attention and Mamba 2 side by side. What the model multiplies by is in the weights."""
+    if "output.weight" not in file.tensors:
+        raise GgufError(
+            "its head is its embeddings, and the file does not say what they are multiplied by: put the model's "
+            "config.json beside it"
+        )
+    if _any(file, "attn_q.bias"):
+        raise GgufError("its attention has biases, and the file does not say what they are multiplied by")
+    widths = _widths_of_mamba(file, keys)
+    return {
+        **widths,
+        "mamba_d_ssm": widths["mamba_n_heads"] * widths["mamba_d_head"],
+        "mamba_rms_norm": _any(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "intermediate_size": keys.get("feed_forward_length"),
+        "projectors_bias": _any(file, "ssm_out.bias"),
+    }
+
+
+def without_multipliers(config: Any) -> None:
+    """Change the configuration of such a model: a file has its weights multiplied already. Raises ``GgufError`` where
+    it then computes something else.
+    """
+    if config.attention_bias and config.attention_in_multiplier != 1:
+        raise GgufError("the biases of its attention are multiplied, which those of its model are not")
+    tied = config.lm_head_multiplier / config.embedding_multiplier if config.tie_word_embeddings else 1.0
+    for name in _MULTIPLIERS:
+        setattr(config, name, 1.0)
+    config.lm_head_multiplier = tied
+    config.mlp_multipliers, config.ssm_multipliers = [1.0] * 2, [1.0] * 5
+
+
+def _widths_of_mamba(file: GgufFile, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The widths of layers of Mamba 2."""
+    inner, count = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
+    if not inner or not count or inner % count:
+        raise GgufError("the file does not say how wide its layers of Mamba 2 are")
+    return {
+        "mamba_n_heads": count,
+        "mamba_d_head": inner // count,
+        "mamba_d_state": keys.get("ssm.state_size", 128),
+        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
+        "mamba_n_groups": keys.get("ssm.group_count", 1),
+        "mamba_conv_bias": _any(file, "ssm_conv1d.bias"),
+        "mamba_proj_bias": _any(file, "ssm_in.bias"),
     }
 
 
@@ -79,9 +131,7 @@ def read_single_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     kinds = [
         _kind_of(file, number) for number in range(said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0))
     ]
-    inner, count, routed = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank"), "moe" in kinds
-    if not inner or not count or inner % count:
-        raise GgufError("the file does not say how wide its layers of Mamba 2 are")
+    mamba, routed = _widths_of_mamba(file, keys), "moe" in kinds
     if isinstance(keys.get("expert_used_count"), list) or isinstance(keys.get("expert_feed_forward_length"), list):
         raise GgufError("its layers differ in their experts, which those of transformers' model do not")
     if keys.get("expert_group_count", 1) > 1 and "expert_group_used_count" not in keys:
@@ -92,10 +142,10 @@ def read_single_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     return {
         "layers_block_type": kinds,
         "intermediate_size": file.tensors[wide].shape[0] if wide else largest(keys.get("feed_forward_length")),
-        "mamba_num_heads": count,
-        "mamba_head_dim": inner // count,
-        "use_conv_bias": _any(file, "ssm_conv1d.bias"),
-        "use_bias": _any(file, "ssm_in.bias"),
+        "mamba_num_heads": mamba["mamba_n_heads"],
+        "mamba_head_dim": mamba["mamba_d_head"],
+        "use_conv_bias": mamba["mamba_conv_bias"],
+        "use_bias": mamba["mamba_proj_bias"],
         "mlp_bias": _any(file, "ffn_up.bias"),
         **({"norm_topk_prob": keys.get("expert_weights_norm", False)} if routed else {}),
     }

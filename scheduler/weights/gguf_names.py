@@ -74,6 +74,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.gate", ("ffn_gate_inp",)),
     ("mlp.router", ("ffn_gate_inp",)),
     ("router.proj", ("ffn_gate_inp",)),
+    ("feed_forward.gate_proj", ("ffn_gate",)),
+    ("feed_forward.up_proj", ("ffn_up",)),
+    ("feed_forward.down_proj", ("ffn_down",)),
     ("feed_forward.gate", ("ffn_gate_inp",)),
     ("block_sparse_moe.gate", ("ffn_gate_inp",)),
     ("block_sparse_moe.router", ("ffn_gate_inp",)),
@@ -147,7 +150,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
-# Parameters that are no module's weight or bias, in the same form.
+# Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
     "experts.up_proj": ("ffn_up_exps.weight",),  # without gates
@@ -159,6 +162,7 @@ _OTHERS = {
     "router.scale": ("ffn_gate_inp.scale",),
     "router.per_expert_scale": ("ffn_down_exps.scale",),
     "altup.correct_output_scale": ("altup_correct_scale.weight",),
+    "pre_ff_layernorm.weight": ("ffn_norm", "ffn_norm.weight"),
     "layer_scalar": ("layer_output_scale.weight",),
     "self_attn.sinks": ("attn_sinks.weight",),
     "mixer.A_log": ("ssm_a",),
@@ -194,9 +198,9 @@ def _leaf(name: str) -> str:
 def _choices(name: str) -> list[tuple[str, ...]]:
     """What a parameter may be in a file, the likeliest first."""
     if match := _LAYER.search(name):
-        leafs = dict(_INSIDE).get(match["leaf"], ())
         number, kind = match["number"], match["kind"]
-        return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
+        if leafs := dict(_INSIDE).get(match["leaf"], ()):
+            return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]

@@ -8,7 +8,13 @@ from typing import Any
 
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_hybrid import read_convolutions, read_linear_attention, read_mamba, read_single_parts
+from scheduler.weights.gguf_hybrid import (
+    read_convolutions,
+    read_linear_attention,
+    read_mamba,
+    read_parallel_parts,
+    read_single_parts,
+)
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 _ENDS = ("<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>")
@@ -257,6 +263,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "ernie4_5-moe": (_read_last_expert_layer,),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
+    "falcon-h1": (read_parallel_parts,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
     "gemma3n": (_read_streams, _read_ends),

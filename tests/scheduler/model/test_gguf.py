@@ -36,6 +36,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("hunyuan-dense", Q4_0),
         ("granitehybrid", Q8_0),
         ("granitehybrid dense", Q4_0),
+        ("falcon-h1", Q4_0),
         ("nemotron_h", Q4_0),
         ("nemotron_h_moe latent", Q8_0),
         ("lfm2moe", Q8_0),

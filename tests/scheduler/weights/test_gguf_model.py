@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
+from gguf_loaded import logits, quiet, read, rewritten
 from gguf_models import MODELS, config_of, metadata_of, written
 from transformers import AutoModelForCausalLM
 
@@ -19,20 +20,6 @@ from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_model import build_model, file_digest, stored_dtype
 from scheduler.weights.gguf_source import all_values
 from scheduler.weights.quantised_weight import quantised_weight_of
-
-IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
-quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
-
-
-def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
-    file = GgufFile(path)
-    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
-
-
-def logits(model: AutoModelForCausalLM) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(IDS).logits
-    return found
 
 
 def test_every_architecture_that_is_named_is_tested() -> None:
@@ -94,17 +81,6 @@ def test_embeddings_that_are_the_head_are_kept_once(tmp_path: Path) -> None:
     assert model.config.tie_word_embeddings
 
 
-def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metadata: object) -> Path:
-    """The file with other tensors; None for one that it shall not have."""
-    file = GgufFile(path)
-    tensors = {
-        each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
-        for each in file.tensors.values()
-    }
-    tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
-    return write_file(path.with_name("changed.gguf"), {**metadata_of(label), **metadata}, tensors)
-
-
 def test_factors_of_the_rotary_positions_are_those_of_llama_3(tmp_path: Path) -> None:
     """llama.cpp's converter computes them, and says nothing of them in the metadata."""
     path, want = written(tmp_path / "x.gguf", "llama", F32)
@@ -164,14 +140,6 @@ def test_a_window_that_the_model_cannot_have(tmp_path: Path) -> None:
     windowed = rewritten(path, "llama", {}, **{"llama.attention.sliding_window": 8})
     with pytest.raises(GgufError, match="it has a sliding window, which"):
         read_gguf_config(GgufFile(windowed), windowed)
-
-
-def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "granitehybrid", Q8_0)
-    for key, wrong in (("attention.head_count_kv", 2), ("attention.head_count_kv", [2]), ("ssm.inner_size", 0)):
-        damaged = rewritten(path, "granitehybrid", {}, **{f"granitehybrid.{key}": wrong})
-        with pytest.raises(GgufError, match="which of its layers have attention"):
-            read_gguf_config(GgufFile(damaged), damaged)
 
 
 def test_layers_of_two_widths(tmp_path: Path) -> None:
@@ -306,51 +274,6 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         plain = getattr(want.model.layers[0].linear_attn, name).weight
         assert torch.equal(weight.dense(), plain)
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
-
-
-@quiet
-@pytest.mark.parametrize("label", ["nemotron_h", "nemotron_h_moe", "nemotron_h_moe latent"])
-def test_all_matrices_stay_packed(label: str, tmp_path: Path) -> None:
-    path, want = written(tmp_path / "x.gguf", label, Q4_0)
-    file = GgufFile(path)
-    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
-    plain, parameters = dict(want.named_parameters()), dict(model.named_parameters())
-    matrices = [name for name, weight in plain.items() if weight.dim() > 1 and "conv1d" not in name]
-    assert matrices
-    for name in matrices:
-        weight = quantised_weight_of(parameters[name])
-        assert weight is not None, name
-        assert torch.equal(weight.dense(), plain[name]), name
-
-
-def test_layers_of_a_single_part_that_are_not_of_a_kind(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
-    both = rewritten(path, "nemotron_h_moe", {"blk.0.ffn_up.weight": store(torch.ones(32, 64))})
-    with pytest.raises(GgufError, match="layer 0 of the file is not of a kind"):
-        read_gguf_config(GgufFile(both), both)
-    for key, wrong, told in (
-        ("ssm.inner_size", 100, "how wide its layers of Mamba 2 are"),
-        ("expert_used_count", [2, 2, 2, 1], "differ in their experts"),
-        ("expert_feed_forward_length", [32, 32, 32, 16], "differ in their experts"),
-    ):
-        damaged = rewritten(path, "nemotron_h_moe", {}, **{f"nemotron_h_moe.{key}": wrong})
-        with pytest.raises(GgufError, match=told):
-            read_gguf_config(GgufFile(damaged), damaged)
-    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "group_used" not in key}
-    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
-    grouped = write_file(tmp_path / "y.gguf", {**said, "nemotron_h_moe.expert_group_count": 4}, tensors)
-    with pytest.raises(GgufError, match="how many groups of experts are used"):
-        read_gguf_config(GgufFile(grouped), grouped)
-
-
-def test_a_last_layer_that_predicts_further_tokens_is_of_two_parts(tmp_path: Path) -> None:
-    path, want = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
-    further: dict[str, Stored | None] = {
-        f"blk.4.{name}.weight": store(torch.ones(64, 64)) for name in ("attn_q", "ffn_gate_inp")
-    }
-    more: dict[str, object] = {"nemotron_h_moe.block_count": 5, "nemotron_h_moe.nextn_predict_layers": 1}
-    got = read(rewritten(path, "nemotron_h_moe", further, **more))
-    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
