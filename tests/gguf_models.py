@@ -262,6 +262,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3Config", _SHAPE),
     "arcee": ("ArceeConfig", {**_SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**_TIED, "head_dim": 32}),
+    "hunyuan-moe": ("HunYuanMoEV1Config", {**_TIED, **_FEW, "head_dim": 16}),
     "ernie4_5-moe": (
         "Ernie4_5_MoeConfig",
         {
@@ -272,6 +273,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_num_shared_experts": 2,
             "moe_intermediate_size": 32,
             "moe_layer_start_index": 1,
+        },
+    ),
+    "dots1": (
+        "Dots1Config",
+        {
+            **_SHAPE,
+            **_ROUTED,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
         },
     ),
     "seed_oss biased": (
@@ -447,6 +459,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = _groups(config)
     if architecture in ("lfm2", "lfm2moe"):
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
+    if architecture == "dots1":
+        said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *_IN_TURNS):
@@ -664,7 +678,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
-    if "shared_mlp" in name:
+    if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)

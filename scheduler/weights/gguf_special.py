@@ -140,6 +140,13 @@ def _read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return {"topk_method": "group_limited_greedy" if grouped else "greedy", "norm_topk_prob": False}
 
 
+def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: transformers' model has no other scores of experts."""
+    if not chooses_by_sigmoid(file, keys):
+        raise GgufError("the scores of its experts are no sigmoids, which those of transformers' model are")
+    return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
+
+
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The factors of long contexts, which are tensors in the file."""
     from scheduler.weights.gguf_source import values
@@ -260,6 +267,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
+    "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),

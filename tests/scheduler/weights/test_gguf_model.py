@@ -262,6 +262,24 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
         read(changed)
 
 
+_PACKED = ["falcon-h1", "nemotron_h", "nemotron_h_moe", "nemotron_h_moe latent", "hunyuan-moe", "dots1"]
+
+
+@quiet
+@pytest.mark.parametrize("label", _PACKED)
+def test_all_matrices_stay_packed(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0)
+    file = GgufFile(path)
+    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
+    plain, parameters = dict(want.named_parameters()), dict(model.named_parameters())
+    matrices = [name for name, weight in plain.items() if weight.dim() > 1 and "conv1d" not in name]
+    assert matrices
+    for name in matrices:
+        weight = quantised_weight_of(parameters[name])
+        assert weight is not None, name
+        assert torch.equal(weight.dense(), plain[name]), name
+
+
 @pytest.mark.parametrize("label", ["qwen35", "qwen35moe"])
 def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0)
@@ -274,6 +292,13 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         plain = getattr(want.model.layers[0].linear_attn, name).weight
         assert torch.equal(weight.dense(), plain)
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
+
+
+def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "dots1", Q8_0)
+    by_softmax = rewritten(path, "dots1", {}, **{"dots1.expert_gating_func": 1})
+    with pytest.raises(GgufError, match="scores of its experts are no sigmoids"):
+        read_gguf_config(GgufFile(by_softmax), by_softmax)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
