@@ -65,6 +65,7 @@ _YARN = {
 }
 _LONGER = {name: value for name, value in _YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 _GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _MAMBA = {
@@ -260,6 +261,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SHAPE, **_ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **_UNNORMED},
     ),
     "smollm3": ("SmolLM3Config", _SHAPE),
+    "apertus": ("ApertusConfig", {**_SHAPE, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE}),
     "arcee": ("ArceeConfig", {**_SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**_TIED, "head_dim": 32}),
     "hunyuan-moe": ("HunYuanMoEV1Config", {**_TIED, **_FEW, "head_dim": 16}),
@@ -652,9 +654,12 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
     model, architecture = random_model(label), label.partition(" ")[0]
     tensors: dict[str, Stored] = {}
     stacks: dict[str, list[torch.Tensor]] = {}
+    numbers: dict[str, list[float]] = {}
     for name, weight in model.state_dict().items():
         if (found := re.search(r"(altup_\w+)\.\d+\.weight", name)) is not None:
             stacks.setdefault(_STACKS[found[1]], []).append(weight)
+        elif ".act_fn." in name:
+            numbers.setdefault("xielu." + name.rpartition(".")[2], []).append(float(weight))
         elif not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
     for name, weights in stacks.items():
@@ -663,7 +668,7 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
             weight.copy_(values)
     if architecture == "gemma4":
         tensors["rope_freqs.weight"] = store(_unturned(model.config))
-    return write_file(path, metadata_of(label), tensors), model
+    return write_file(path, {**metadata_of(label), **numbers}, tensors), model
 
 
 def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:

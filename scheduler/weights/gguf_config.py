@@ -19,6 +19,7 @@ from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {
+    "apertus": "apertus",
     "arcee": "arcee",
     "bloom": "bloom",
     "cohere2": "cohere2",

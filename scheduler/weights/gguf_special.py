@@ -147,6 +147,20 @@ def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
+def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
+    plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
+    return {"rope_parameters": {**plain, **said.get("rope_scaling", {})}}
+
+
+def _check_activations(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: the numbers of each layer's activation are weights of the model."""
+    for number in range(said["num_hidden_layers"]):
+        if any(f"blk.{number}.xielu.{name}" not in file.tensors for name in ("alpha_p", "alpha_n", "beta", "eps")):
+            raise GgufError("the file does not have the numbers of the activation of each layer")
+    return {}
+
+
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The factors of long contexts, which are tensors in the file."""
     from scheduler.weights.gguf_source import values
@@ -266,6 +280,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
+    "apertus": (_read_plain_positions, _check_activations),
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),

@@ -185,7 +185,7 @@ def test_experts_of_another_shape(tmp_path: Path) -> None:
 def test_an_architecture_that_is_not_known_is_told_which_are(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", F32)
     other = rewritten(path, "llama", {}, **{"general.architecture": "unheard-of"})
-    with pytest.raises(GgufError, match=r"not one of arcee, .*starcoder2; .* config\.json beside the file"):
+    with pytest.raises(GgufError, match=r"not one of apertus, .*starcoder2; .* config\.json beside the file"):
         read(other)
     want.config.save_pretrained(tmp_path)  # with it, whatever the file calls the architecture
     got = read(rewritten(path, "llama", {}, **{"general.architecture": "mistral3"}))
@@ -262,7 +262,7 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
         read(changed)
 
 
-_PACKED = ["falcon-h1", "nemotron_h", "nemotron_h_moe", "nemotron_h_moe latent", "hunyuan-moe", "dots1"]
+_PACKED = ["apertus", "falcon-h1", "nemotron_h", "nemotron_h_moe", "nemotron_h_moe latent", "hunyuan-moe", "dots1"]
 
 
 @quiet
@@ -292,6 +292,31 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         plain = getattr(want.model.layers[0].linear_attn, name).weight
         assert torch.equal(weight.dense(), plain)
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
+
+
+def test_numbers_of_activations_are_weights(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "apertus", Q8_0)
+    file = GgufFile(path)
+    said = dict(file.metadata)
+    tensors = {
+        each.name: store(all_values(each, torch.float32)) for each in file.tensors.values() if "xielu" not in each.name
+    }
+    got = read(path)
+    for mine, theirs in zip(got.model.layers, want.model.layers, strict=True):
+        assert all(
+            torch.equal(x, y)
+            for x, y in zip(mine.mlp.act_fn.state_dict().values(), theirs.mlp.act_fn.state_dict().values(), strict=True)
+        )
+    other = {**said, "xielu.beta": [0.25, 0.75]}
+    changed = read(write_file(tmp_path / "y.gguf", other, tensors))
+    assert [float(layer.mlp.act_fn.beta) for layer in changed.model.layers] == [0.25, 0.75]
+    for wrong, told in (
+        ([0.5], "does not have the numbers of the activation"),
+        (["a", "b"], "is not a list of numbers"),
+    ):
+        path = write_file(tmp_path / "z.gguf", {**said, "xielu.beta": wrong}, tensors)
+        with pytest.raises(GgufError, match=told):
+            read(path)
 
 
 def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
