@@ -261,6 +261,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SHAPE, **_ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **_UNNORMED},
     ),
     "smollm3": ("SmolLM3Config", _SHAPE),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **_SHAPE,
+            **_FEW,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "sliding_window": 8,
+            "mup_enabled": True,
+        },
+    ),
     "apertus": ("ApertusConfig", {**_SHAPE, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE}),
     "arcee": ("ArceeConfig", {**_SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**_TIED, "head_dim": 32}),
@@ -418,8 +433,8 @@ _KEYS = {
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
@@ -461,6 +476,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = _groups(config)
     if architecture in ("lfm2", "lfm2moe"):
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
+    if architecture == "afmoe":
+        said["expert_weights_norm"] = True
     if architecture == "dots1":
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture == "deepseek2":

@@ -19,6 +19,7 @@ from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {
+    "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
     "bloom": "bloom",
@@ -109,11 +110,11 @@ _KEYS = {
     "moe_latent_size": ("moe_latent_size",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_weights_norm": ("norm_topk_prob",),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),

@@ -147,6 +147,15 @@ def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
+def _check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """That embeddings are multiplied by the root of their width: llama.cpp knows no others."""
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
+        raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
+    if not keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return {"mup_enabled": True}
+
+
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
@@ -280,6 +289,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
+    "afmoe": (_read_some_windows, _check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "dots1": (_read_window, _check_sigmoid),

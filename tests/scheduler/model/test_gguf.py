@@ -32,6 +32,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("qwen2", Q8_0),
         ("qwen3moe", Q8_0),
         ("gemma2", Q8_0),
+        ("afmoe", Q8_0),
         ("apertus", Q4_0),
         ("dots1", Q8_0),
         ("ernie4_5-moe", Q8_0),
@@ -127,7 +128,7 @@ def test_a_tokenizer_beside_the_file_wins(tmp_path: Path) -> None:
         ({"tokenizer.ggml.tokens": []}, "there is no tokenizer in the file or beside it"),
         ({"tokenizer.ggml.model": "unheard-of"}, "the tokenizer in the file is of an unknown kind or damaged"),
         ({"tokenizer.ggml.merges": ["a"]}, "the tokenizer in the file is of an unknown kind or damaged"),
-        ({"general.architecture": "unheard-of"}, "its architecture is not one of apertus, arcee, bloom"),
+        ({"general.architecture": "unheard-of"}, "its architecture is not one of afmoe, apertus, arcee"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_in_a_line(change: dict[str, object], told: str, tmp_path: Path) -> None:

@@ -86,6 +86,15 @@ def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
     by_softmax = rewritten(path, "dots1", {}, **{"dots1.expert_gating_func": 1})
     with pytest.raises(GgufError, match="scores of its experts are no sigmoids"):
         read_gguf_config(GgufFile(by_softmax), by_softmax)
+    path, _ = written(tmp_path / "x.gguf", "afmoe", Q8_0)
+    for key, wrong, told in (
+        ("expert_gating_func", 1, "no normalised sigmoids"),
+        ("expert_weights_norm", False, "no normalised sigmoids"),
+        ("attention.sliding_window", 0, "which of its layers have a sliding window"),
+    ):
+        other = rewritten(path, "afmoe", {}, **{f"afmoe.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            read_gguf_config(GgufFile(other), other)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
