@@ -375,6 +375,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
+    "exaone-moe": (
+        "ExaoneMoeConfig",
+        {
+            **_SHAPE,
+            **_FEW,
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 2,
+            "sliding_window": 8,
+            "layer_types": [*_EVERY_FOURTH, "full_attention"],
+        },
+    ),
     "exaone4": (
         "Exaone4Config",
         {**_SHAPE, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},
@@ -478,7 +493,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
     if architecture == "afmoe":
         said["expert_weights_norm"] = True
-    if architecture == "dots1":
+    if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture == "deepseek2":
         said |= _latents(config)
@@ -499,7 +514,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
-    if label in ("olmo2 windows", "exaone4 windows"):
+    if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
         said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if label == "olmo2 windows":
         said |= _stretched(config.rope_parameters["full_attention"])

@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
+    "exaone-moe": "exaone_moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
     "falcon-h1": "falcon_h1",

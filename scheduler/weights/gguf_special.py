@@ -294,6 +294,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),
+    "exaone-moe": (_read_further_layers, _read_some_windows, _check_sigmoid),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),

@@ -37,6 +37,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("dots1", Q8_0),
         ("ernie4_5-moe", Q8_0),
         ("hunyuan-dense", Q4_0),
+        ("exaone-moe", Q8_0),
         ("hunyuan-moe", Q4_0),
         ("granitehybrid", Q8_0),
         ("granitehybrid dense", Q4_0),

@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "gemma3n": {"eos_token_id"},
     "gemma4": {"eos_token_id"},
     "falcon": {"num_kv_heads", "multi_query"},
+    "exaone-moe": {"sliding_window_pattern"},
     "exaone4": {"sliding_window_pattern"},
     "lfm2moe": {"block_auto_adjust_ff_dim"},
     "minimax-m2": {"ignore_keys_at_rope_validation"},
@@ -223,6 +224,7 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 
 _PACKED = [
+    "exaone-moe",
     "afmoe",
     "apertus",
     "falcon-h1",
