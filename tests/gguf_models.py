@@ -88,6 +88,7 @@ _SINGLE_PARTS = {
     "mamba_head_dim": 16,
     "n_groups": 2,
 }
+_PERIODS = {**_SHAPE, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 32}
 _PARALLEL = {
     **_SHAPE,
     "head_dim": 32,
@@ -351,6 +352,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["linear_attention", "full_attention", "moe"],
         },
     ),
+    "jamba": (
+        "JambaConfig",
+        {**_PERIODS, **_FEW, "num_hidden_layers": 5, "expert_layer_period": 2, "expert_layer_offset": 1},
+    ),
+    "jamba dense": (
+        "JambaConfig",
+        {**_PERIODS, "num_hidden_layers": 4, "num_experts": 1, "expert_layer_period": 4, "expert_layer_offset": 3},
+    ),
     "falcon-h1": ("FalconH1Config", _PARALLEL),
     "falcon-h1 normed": (
         "FalconH1Config",
@@ -504,6 +513,14 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "jamba":
+        said |= {
+            "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+        }
     if architecture == "falcon-h1":
         said |= _widths_of_mamba(config) | {"ssm.inner_size": config.mamba_d_ssm}
     if architecture in _HYBRID:
@@ -739,7 +756,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: _kept(weight, kind).rows(order)}
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
-    if name.endswith(("mamba.D", "mamba.norm.weight", "mixer.norm.weight")):  # in groups
+    if name.endswith(("mamba.D", "mamba.norm.weight", "mixer.norm.weight")) and architecture != "jamba":  # in groups
         groups = getattr(model.config, "mamba_n_groups", None) or model.config.n_groups
         return {found: store(weight.view(groups, -1) if "norm" in name else weight[:, None])}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}

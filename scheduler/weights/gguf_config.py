@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "jamba": "jamba",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",
     "llama": "llama",

@@ -73,6 +73,38 @@ def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
     }
 
 
+def read_periods(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers of Mamba of which some have attention instead, and some have experts, each after as many others."""
+    layers, inner = range(said["num_hidden_layers"]), keys.get("ssm.inner_size", 0)
+    attention = [number for number in layers if f"blk.{number}.attn_q.weight" in file.tensors]
+    experts = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" in file.tensors]
+    if not inner or inner % said["hidden_size"]:
+        raise GgufError("the file does not say how wide its layers of Mamba are")
+    return {
+        **_period("attn", attention, len(layers)),
+        **_period("expert", experts, len(layers)),
+        "num_experts": keys.get("expert_count", 1) if experts else 1,
+        "intermediate_size": largest(keys.get("feed_forward_length")),
+        "mamba_expand": inner // said["hidden_size"],
+        "mamba_d_state": keys.get("ssm.state_size", 16),
+        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
+        "mamba_dt_rank": keys.get("ssm.time_step_rank", "auto"),
+        "mamba_conv_bias": _any(file, "ssm_conv1d.bias"),
+        "mamba_proj_bias": _any(file, "ssm_in.bias"),
+    }
+
+
+def _period(kind: str, layers: list[int], count: int) -> dict[str, int]:
+    """The first of some layers, and how many there are from one to the next. Raises ``GgufError`` where they are not
+    at such places.
+    """
+    period = layers[1] - layers[0] if len(layers) > 1 else count
+    offset = layers[0] if layers else count - 1
+    if layers and layers != list(range(offset, count, period)):
+        raise GgufError("the layers of a kind in the file do not follow each other at one distance")
+    return {f"{kind}_layer_period": period, f"{kind}_layer_offset": offset}
+
+
 def without_multipliers(config: Any) -> None:
     """Change the configuration of such a model: a file has its weights multiplied already. Raises ``GgufError`` where
     it then computes something else.

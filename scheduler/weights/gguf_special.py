@@ -13,6 +13,7 @@ from scheduler.weights.gguf_hybrid import (
     read_linear_attention,
     read_mamba,
     read_parallel_parts,
+    read_periods,
     read_single_parts,
 )
 
@@ -305,6 +306,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),
+    "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
     "mistral": (_read_window,),

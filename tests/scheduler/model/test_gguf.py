@@ -39,6 +39,8 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("hunyuan-dense", Q4_0),
         ("exaone-moe", Q8_0),
         ("hunyuan-moe", Q4_0),
+        ("jamba", Q8_0),
+        ("jamba dense", Q4_0),
         ("granitehybrid", Q8_0),
         ("granitehybrid dense", Q4_0),
         ("falcon-h1", Q4_0),
