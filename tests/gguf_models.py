@@ -212,7 +212,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "phi2": ("PhiConfig", {**_SHAPE, "num_key_value_heads": 4, "intermediate_size": 256}),
     "phi3": ("Phi3Config", _SHAPE),
+    "chatglm": ("GlmConfig", {**_SHAPE, "head_dim": 16}),
     "starcoder2": ("Starcoder2Config", _SHAPE),
     "stablelm": ("StableLmConfig", {**_SHAPE, "use_qkv_bias": True}),
     "granite": ("GraniteConfig", {**_SHAPE, **_SCALES, "logits_scaling": 2.0}),
@@ -414,7 +416,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
-_WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
+_WITHOUT_HEAD_WIDTH = ("llama", "chatglm", "granite", "starcoder2")  # llama.cpp's converter need not write it
 _HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 _PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3", *_HYBRID)
 _ADDED = (

@@ -21,7 +21,13 @@ _MULTIPLIERS = (
     "ssm_out_multiplier",
 )
 # Tensors that a layer of a single part has, and what the configuration calls such a layer.
-_PARTS = {"attn_q": "full_attention", "ssm_in": "linear_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+_PARTS = {
+    "attn_q": "full_attention",
+    "attn_qkv": "full_attention",
+    "ssm_in": "linear_attention",
+    "ffn_gate_inp": "moe",
+    "ffn_up": "mlp",
+}
 
 
 def read_convolutions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +66,7 @@ def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
             "its head is its embeddings, and the file does not say what they are multiplied by: put the model's "
             "config.json beside it"
         )
-    if _any(file, "attn_q.bias"):
+    if _any(file, "attn_q.bias") or _any(file, "attn_qkv.bias"):
         raise GgufError("its attention has biases, and the file does not say what they are multiplied by")
     widths = _widths_of_mamba(file, keys)
     return {
@@ -76,7 +82,7 @@ def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
 def read_periods(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers of Mamba of which some have attention instead, and some have experts, each after as many others."""
     layers, inner = range(said["num_hidden_layers"]), keys.get("ssm.inner_size", 0)
-    attention = [number for number in layers if f"blk.{number}.attn_q.weight" in file.tensors]
+    attention = [number for number in layers if f"blk.{number}.attn_output.weight" in file.tensors]
     experts = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" in file.tensors]
     if not inner or inner % said["hidden_size"]:
         raise GgufError("the file does not say how wide its layers of Mamba are")

@@ -32,13 +32,15 @@ _OUTSIDE = {
     "altup_projections": ("altup_proj",),
     "altup_unembed_projections": ("altup_unembd_proj",),
 }
-_SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
+EMBEDDINGS = "token_embd"  # may be taken twice: where they are the head
+JOINED = ".attn_qkv."
+QUERIES_KEYS_VALUES = (".q_proj", ".k_proj", ".v_proj")  # in the order of their rows in a joined tensor
 
 # Inside a layer, in the order in which they take tensors. A space is between tensors whose rows are joined.
 _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("self_attn.q_proj", ("attn_q",)),
-    ("self_attn.k_proj", ("attn_k",)),
-    ("self_attn.v_proj", ("attn_v",)),
+    ("self_attn.q_proj", ("attn_q", "attn_qkv")),
+    ("self_attn.k_proj", ("attn_k", "attn_qkv")),
+    ("self_attn.v_proj", ("attn_v", "attn_qkv")),
     ("self_attn.q_a_proj", ("attn_q_a",)),
     ("self_attn.q_a_layernorm", ("attn_q_a_norm",)),
     ("self_attn.q_b_proj", ("attn_q_b",)),
@@ -65,6 +67,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.up_proj", ("ffn_up",)),
     ("mlp.down_proj", ("ffn_down",)),
     ("mlp.gate_up_proj", ("ffn_up",)),
+    ("mlp.fc1", ("ffn_up",)),
+    ("mlp.fc2", ("ffn_down",)),
     ("mlp.c_fc", ("ffn_up",)),
     ("mlp.c_proj", ("ffn_down",)),
     ("mlp.dense_h_to_4h", ("ffn_up",)),
@@ -106,9 +110,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mixer.dt_proj", ("ssm_dt",)),
     ("mixer.norm", ("ssm_norm",)),
     ("mixer.out_proj", ("ssm_out",)),
-    ("mixer.q_proj", ("attn_q",)),
-    ("mixer.k_proj", ("attn_k",)),
-    ("mixer.v_proj", ("attn_v",)),
+    ("mixer.q_proj", ("attn_q", "attn_qkv")),
+    ("mixer.k_proj", ("attn_k", "attn_qkv")),
+    ("mixer.v_proj", ("attn_v", "attn_qkv")),
     ("mixer.o_proj", ("attn_output",)),
     ("mixer.up_proj", ("ffn_up",)),
     ("mixer.down_proj", ("ffn_down",)),
@@ -205,9 +209,16 @@ def find_tensors(parameters: Iterable[str], tensors: Collection[str]) -> dict[st
         for choice in _choices(name):
             if all(each in tensors and each not in taken for each in choice):
                 found[name] = choice
-                taken |= {each for each in choice if each.partition(".")[0] not in _SHARED}
+                taken |= {
+                    each for each in choice if each.partition(".")[0] != EMBEDDINGS and not _is_joined(name, each)
+                }
                 break
     return found
+
+
+def _is_joined(name: str, tensor: str) -> bool:
+    """Whether a parameter is some of the rows of a tensor, which has those of queries, keys and values."""
+    return JOINED in tensor and name.rpartition(".")[0].endswith(QUERIES_KEYS_VALUES)
 
 
 def _leaf(name: str) -> str:

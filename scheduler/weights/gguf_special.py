@@ -43,6 +43,11 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     return {"query_pre_attn_scalar": said["head_dim"]}
 
 
+def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Heads that are together as wide as the model, unless the file says otherwise."""
+    return {"head_dim": keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])}
+
+
 def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
@@ -292,6 +297,7 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (_read_some_windows, _check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
+    "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),

@@ -38,6 +38,8 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("ernie4_5-moe", Q8_0),
         ("hunyuan-dense", Q4_0),
         ("exaone-moe", Q8_0),
+        ("chatglm", Q8_0),
+        ("phi2", Q8_0),
         ("hunyuan-moe", Q4_0),
         ("jamba", Q8_0),
         ("jamba dense", Q4_0),

@@ -132,7 +132,7 @@ def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> N
 
 def test_layers_that_do_not_follow_each_other_at_one_distance(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "jamba", Q8_0)
-    third = rewritten(path, "jamba", {"blk.4.attn_q.weight": store(torch.ones(64, 64))})
+    third = rewritten(path, "jamba", {"blk.4.attn_output.weight": store(torch.ones(64, 64))})
     with pytest.raises(GgufError, match="do not follow each other at one distance"):
         read_gguf_config(GgufFile(third), third)
     other = rewritten(path, "jamba", {}, **{"jamba.ssm.inner_size": 100})

@@ -74,6 +74,37 @@ def test_four_bits(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
 
 
+@quiet
+@pytest.mark.parametrize("label", ["llama biased", "qwen2", "phi2", "chatglm", "falcon-h1"])
+def test_queries_keys_and_values_in_one_tensor(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q8_0)
+    file, change = GgufFile(path), dict[str, Stored | None]()
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            parts = [file.tensors.get(f"blk.{layer}.attn_{leaf}.{kind}") for leaf in "qkv"]
+            found = [part for part in parts if part is not None]
+            if found:
+                data, rows = (
+                    torch.cat([part.data.view(part.shape[0], -1) for part in found]),
+                    sum(part.shape[0] for part in found),
+                )
+                shape = (rows, *found[0].shape[1:])
+                change |= {part.name: None for part in found}
+                change[f"blk.{layer}.attn_qkv.{kind}"] = Stored(
+                    data.numpy().copy(), shape, found[0].kind, torch.empty(0)
+                )
+    joined = rewritten(path, label, change)
+    assert torch.equal(logits(read(joined)), logits(read(path)))
+    file = GgufFile(joined)
+    model = build_model(file, read_gguf_config(file, joined), AutoModelForCausalLM, None, {}, packed=True)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = quantised_weight_of(getattr(model.model.layers[1].self_attn, name).weight)
+        assert weight is not None
+        assert torch.equal(weight.dense(), getattr(want.model.layers[1].self_attn, name).weight)
+    with pytest.raises(GgufError, match="not have the rows of all heads"):
+        read(rewritten(joined, label, {"blk.1.attn_qkv.weight": store(torch.ones(64, 64))}))
+
+
 def test_embeddings_that_are_the_head_are_kept_once(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "qwen2", Q8_0)
     model = read(path)
@@ -224,6 +255,8 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 
 _PACKED = [
+    "chatglm",
+    "phi2",
     "jamba",
     "exaone-moe",
     "afmoe",
