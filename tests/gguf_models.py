@@ -386,6 +386,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
+    "exaone": ("LlamaConfig", {**_TIED, "head_dim": 16}),
+    "internlm2": ("LlamaConfig", _SHAPE),
+    "minicpm": ("GraniteConfig", {**_TIED, **_SCALES, "attention_multiplier": 0.25, "logits_scaling": 2.0}),
     "exaone-moe": (
         "ExaoneMoeConfig",
         {
@@ -416,9 +419,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
-_WITHOUT_HEAD_WIDTH = ("llama", "chatglm", "granite", "starcoder2")  # llama.cpp's converter need not write it
+_WITHOUT_HEAD_WIDTH = (
+    "llama",
+    "internlm2",
+    "minicpm",
+    "chatglm",
+    "granite",
+    "starcoder2",
+)  # llama.cpp's converter need not write it
 _HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
-_PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3", *_HYBRID)
+_PERMUTED = (
+    "llama",
+    "arcee",
+    "granite",
+    "granitehybrid",
+    "granitemoe",
+    "internlm2",
+    "minicpm",
+    "mistral3",
+    "smollm3",
+    *_HYBRID,
+)
 _ADDED = (
     "gemma",
     "gemma2",

@@ -48,6 +48,26 @@ def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     return {"head_dim": keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])}
 
 
+def _read_epsilon(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What is added in norms, which files call that of norms of another kind."""
+    return {
+        "rms_norm_eps": keys.get("attention.layer_norm_rms_epsilon", keys.get("attention.layer_norm_epsilon", 1e-5))
+    }
+
+
+def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What embeddings, layers and logits are multiplied by. Older files do not say it, when it was the same for all."""
+    if keys.get("expert_count"):
+        raise GgufError("transformers has no model of its architecture with experts")
+    width = keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])
+    return {
+        "attention_multiplier": width**-0.5,
+        "embedding_multiplier": keys.get("embedding_scale", 12.0),
+        "residual_multiplier": keys.get("residual_scale", 1.4 / said["num_hidden_layers"] ** 0.5),
+        "logits_scaling": keys.get("logit_scale", said["hidden_size"] / 256),
+    }
+
+
 def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
@@ -301,6 +321,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
     "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),
+    "exaone": (_read_epsilon,),
     "exaone-moe": (_read_further_layers, _read_some_windows, _check_sigmoid),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
@@ -315,6 +336,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
+    "minicpm": (_long_factors, _read_scales),
     "mistral": (_read_window,),
     "mistral3": (_read_window, _read_growing_queries),
     "nemotron_h": (read_single_parts,),

@@ -133,3 +133,24 @@ def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> N
     with pytest.raises(GgufError, match="normalised"):
         config_without(expert_gating_func=1)
     assert config_without("expert_weights_norm", expert_gating_func=1, expert_group_count=1).topk_method == "greedy"
+
+
+def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "minicpm", Q8_0)
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    said = {key: value for key, value in metadata_of("minicpm").items() if not key.endswith("_scale")}
+    older = write_file(tmp_path / "y.gguf", said, tensors)
+    config = read_gguf_config(GgufFile(older), older)
+    assert (config.embedding_multiplier, config.logits_scaling) == (12.0, 0.25)
+    assert config.residual_multiplier == pytest.approx(1.4 / 2**0.5)
+    routed = rewritten(path, "minicpm", {}, **{"minicpm.expert_count": 4})
+    with pytest.raises(GgufError, match="no model of its architecture with experts"):
+        read_gguf_config(GgufFile(routed), routed)
+
+
+def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "exaone", Q8_0)
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
+    other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
+    assert read_gguf_config(GgufFile(other), other).rms_norm_eps == 0.5
