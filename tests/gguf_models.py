@@ -372,6 +372,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "bloom": ("BloomConfig", {**_OLD, "n_layer": 2, "n_head": 4}),
     "mamba": ("MambaConfig", {**_OLD, "num_hidden_layers": 2}),
+    "mamba2": (
+        "Mamba2Config",
+        {**_OLD, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+    ),
+    "olmo": ("OlmoConfig", {**_SHAPE, "clip_qkv": 1.5}),
     "gpt-oss": ("GptOssConfig", {**_SHAPE, **_EXPERTS, "head_dim": 16, "sliding_window": 8}),
     "lfm2": ("Lfm2Config", {**_SHAPE, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "lfm2moe": (
@@ -437,6 +442,7 @@ _PERMUTED = (
     "internlm2",
     "minicpm",
     "mistral3",
+    "olmo",
     "smollm3",
     *_HYBRID,
 )
@@ -473,6 +479,7 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
@@ -517,7 +524,7 @@ def metadata_of(label: str) -> dict[str, Any]:
             said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
     if architecture in _WITHOUT_HEAD_WIDTH:
         said.pop("attention.key_length", None)
-    if architecture in ("mamba", "lfm2", "lfm2moe"):
+    if architecture in ("mamba", "mamba2", "lfm2", "lfm2moe"):
         said["attention.layer_norm_rms_epsilon"] = said.pop("attention.layer_norm_epsilon", None) or config.norm_eps
     if architecture == "falcon":
         said["attention.head_count_kv"] = _groups(config)
@@ -536,6 +543,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "mamba2":
+        said["ssm.inner_size"] = config.num_heads * config.head_dim
+        said["ssm.time_step_rank"] = config.num_heads
     if architecture == "jamba":
         said |= {
             "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],

@@ -79,6 +79,19 @@ def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
     }
 
 
+def read_states_alone(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers that are all of Mamba 2."""
+    widths = _widths_of_mamba(file, keys)
+    return {
+        "num_heads": widths["mamba_n_heads"],
+        "head_dim": widths["mamba_d_head"],
+        "expand": widths["mamba_n_heads"] * widths["mamba_d_head"] // said["hidden_size"],
+        "use_conv_bias": widths["mamba_conv_bias"],
+        "use_bias": widths["mamba_proj_bias"],
+        "time_step_rank": "auto",  # which files have the number of heads for
+    }
+
+
 def read_periods(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers of Mamba of which some have attention instead, and some have experts, each after as many others."""
     layers, inner = range(said["num_hidden_layers"]), keys.get("ssm.inner_size", 0)

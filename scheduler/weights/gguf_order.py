@@ -25,6 +25,7 @@ _PERMUTED = frozenset(
         "mistral3",
         "nemotron_h",
         "nemotron_h_moe",
+        "olmo",
         "smollm3",
     }
 )

@@ -15,6 +15,7 @@ from scheduler.weights.gguf_hybrid import (
     read_parallel_parts,
     read_periods,
     read_single_parts,
+    read_states_alone,
 )
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
@@ -336,6 +337,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
+    "mamba2": (read_states_alone,),
     "minicpm": (_long_factors, _read_scales),
     "mistral": (_read_window,),
     "mistral3": (_read_window, _read_growing_queries),

@@ -43,6 +43,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("exaone", Q4_0),
         ("internlm2", Q4_0),
         ("minicpm", Q8_0),
+        ("olmo", Q4_0),
         ("hunyuan-moe", Q4_0),
         ("jamba", Q8_0),
         ("jamba dense", Q4_0),

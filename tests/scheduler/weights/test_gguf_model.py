@@ -255,6 +255,8 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 
 _PACKED = [
+    "mamba2",
+    "olmo",
     "internlm2",
     "minicpm",
     "chatglm",
