@@ -65,6 +65,7 @@ _YARN = {
 }
 _LONGER = {name: value for name, value in _YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 _GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 _MAMBA = {
@@ -78,6 +79,24 @@ _MAMBA = {
     "mamba_d_head": 16,
     "mamba_d_state": 16,
     "mamba_n_groups": 1,
+}
+_SINGLE_PARTS = {
+    **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
+    "head_dim": 32,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+}
+_PERIODS = {**_SHAPE, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 32}
+_PARALLEL = {
+    **_SHAPE,
+    "head_dim": 32,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_norm_before_gate": False,
 }
 _LINEAR = {
     "linear_conv_kernel_dim": 4,
@@ -193,7 +212,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "phi2": ("PhiConfig", {**_SHAPE, "num_key_value_heads": 4, "intermediate_size": 256}),
     "phi3": ("Phi3Config", _SHAPE),
+    "chatglm": ("GlmConfig", {**_SHAPE, "head_dim": 16}),
     "starcoder2": ("Starcoder2Config", _SHAPE),
     "stablelm": ("StableLmConfig", {**_SHAPE, "use_qkv_bias": True}),
     "granite": ("GraniteConfig", {**_SHAPE, **_SCALES, "logits_scaling": 2.0}),
@@ -243,8 +264,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SHAPE, **_ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **_UNNORMED},
     ),
     "smollm3": ("SmolLM3Config", _SHAPE),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **_SHAPE,
+            **_FEW,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "sliding_window": 8,
+            "mup_enabled": True,
+        },
+    ),
+    "apertus": ("ApertusConfig", {**_SHAPE, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE}),
     "arcee": ("ArceeConfig", {**_SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**_TIED, "head_dim": 32}),
+    "hunyuan-moe": ("HunYuanMoEV1Config", {**_TIED, **_FEW, "head_dim": 16}),
     "ernie4_5-moe": (
         "Ernie4_5_MoeConfig",
         {
@@ -257,17 +295,88 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         },
     ),
+    "dots1": (
+        "Dots1Config",
+        {
+            **_SHAPE,
+            **_ROUTED,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
+        },
+    ),
     "seed_oss biased": (
         "SeedOssConfig",
         {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
     ),
     "seed_oss": ("SeedOssConfig", {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", _SHAPE),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        },
+    ),
+    "nemotron_h biased": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            "layers_block_type": ["full_attention", "linear_attention", "mlp"],
+            "use_conv_bias": False,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            **_ROUTED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        },
+    ),
+    "nemotron_h_moe latent": (
+        "NemotronHConfig",
+        {
+            **_SINGLE_PARTS,
+            **_ROUTED,
+            **_UNNORMED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64,
+            "moe_latent_size": 32,
+            "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        },
+    ),
+    "jamba": (
+        "JambaConfig",
+        {**_PERIODS, **_FEW, "num_hidden_layers": 5, "expert_layer_period": 2, "expert_layer_offset": 1},
+    ),
+    "jamba dense": (
+        "JambaConfig",
+        {**_PERIODS, "num_hidden_layers": 4, "num_experts": 1, "expert_layer_period": 4, "expert_layer_offset": 3},
+    ),
+    "falcon-h1": ("FalconH1Config", _PARALLEL),
+    "falcon-h1 normed": (
+        "FalconH1Config",
+        {**_PARALLEL, "mamba_rms_norm": True, "mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_ssm": 64},
+    ),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **_OLD}),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "bloom": ("BloomConfig", {**_OLD, "n_layer": 2, "n_head": 4}),
     "mamba": ("MambaConfig", {**_OLD, "num_hidden_layers": 2}),
+    "mamba2": (
+        "Mamba2Config",
+        {**_OLD, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+    ),
+    "olmo": ("OlmoConfig", {**_SHAPE, "clip_qkv": 1.5}),
     "gpt-oss": ("GptOssConfig", {**_SHAPE, **_EXPERTS, "head_dim": 16, "sliding_window": 8}),
     "lfm2": ("Lfm2Config", {**_SHAPE, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "lfm2moe": (
@@ -282,6 +391,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
+    "exaone": ("LlamaConfig", {**_TIED, "head_dim": 16}),
+    "internlm2": ("LlamaConfig", _SHAPE),
+    "minicpm": ("GraniteConfig", {**_TIED, **_SCALES, "attention_multiplier": 0.25, "logits_scaling": 2.0}),
+    "exaone-moe": (
+        "ExaoneMoeConfig",
+        {
+            **_SHAPE,
+            **_FEW,
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 2,
+            "sliding_window": 8,
+            "layer_types": [*_EVERY_FOURTH, "full_attention"],
+        },
+    ),
     "exaone4": (
         "Exaone4Config",
         {**_SHAPE, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},
@@ -297,8 +424,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
 }
-_WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
-_PERMUTED = ("llama", "arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "smollm3")
+_WITHOUT_HEAD_WIDTH = (
+    "llama",
+    "internlm2",
+    "minicpm",
+    "chatglm",
+    "granite",
+    "starcoder2",
+)  # llama.cpp's converter need not write it
+_HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
+_PERMUTED = (
+    "llama",
+    "arcee",
+    "granite",
+    "granitehybrid",
+    "granitemoe",
+    "internlm2",
+    "minicpm",
+    "mistral3",
+    "olmo",
+    "smollm3",
+    *_HYBRID,
+)
 _ADDED = (
     "gemma",
     "gemma2",
@@ -311,6 +458,8 @@ _ADDED = (
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
     ".mamba.dt_bias": "ssm_dt.bias",
+    ".mixer.dt_bias": "ssm_dt.bias",
+    ".pre_ff_layernorm.weight": "ffn_norm",
     ".layer_scalar": "layer_output_scale.weight",
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
@@ -330,6 +479,7 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
@@ -337,19 +487,20 @@ _KEYS = {
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "moe_latent_size": ("moe_latent_size",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.state_size": ("state_size", "linear_key_head_dim"),
+    "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
     "ssm.inner_size": ("intermediate_size",),
-    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups"),
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "shortconv.l_cache": ("conv_L_cache",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
@@ -373,12 +524,16 @@ def metadata_of(label: str) -> dict[str, Any]:
             said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
     if architecture in _WITHOUT_HEAD_WIDTH:
         said.pop("attention.key_length", None)
-    if architecture in ("mamba", "lfm2", "lfm2moe"):
+    if architecture in ("mamba", "mamba2", "lfm2", "lfm2moe"):
         said["attention.layer_norm_rms_epsilon"] = said.pop("attention.layer_norm_epsilon", None) or config.norm_eps
     if architecture == "falcon":
         said["attention.head_count_kv"] = _groups(config)
     if architecture in ("lfm2", "lfm2moe"):
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
+    if architecture == "afmoe":
+        said["expert_weights_norm"] = True
+    if architecture in ("dots1", "exaone-moe"):
+        said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *_IN_TURNS):
@@ -388,11 +543,28 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "mamba2":
+        said["ssm.inner_size"] = config.num_heads * config.head_dim
+        said["ssm.time_step_rank"] = config.num_heads
+    if architecture == "jamba":
+        said |= {
+            "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+        }
+    if architecture == "falcon-h1":
+        said |= _widths_of_mamba(config) | {"ssm.inner_size": config.mamba_d_ssm}
+    if architecture in _HYBRID:
+        said |= _single_parts(config, architecture)
+    if architecture == "nemotron_h":
+        said = {key: value for key, value in said.items() if "expert" not in key}
     if architecture == "gpt-oss":
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
-    if label in ("olmo2 windows", "exaone4 windows"):
+    if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
         said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if label == "olmo2 windows":
         said |= _stretched(config.rope_parameters["full_attention"])
@@ -480,16 +652,35 @@ def _two_widths(config: Any) -> dict[str, Any]:
 
 def _mamba(config: Any) -> dict[str, Any]:
     """What a converter says of layers of Mamba 2."""
-    shared = {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     return {
         "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "rope.scaling.finetuned": False,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        **_widths_of_mamba(config),
+    }
+
+
+def _widths_of_mamba(config: Any) -> dict[str, Any]:
+    return {
         "ssm.conv_kernel": config.mamba_d_conv,
         "ssm.state_size": config.mamba_d_state,
         "ssm.group_count": config.mamba_n_groups,
         "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
         "ssm.time_step_rank": config.mamba_n_heads,
-        "rope.scaling.finetuned": False,
-        **shared,
+    }
+
+
+def _single_parts(config: Any, architecture: str) -> dict[str, Any]:
+    """What a converter says of layers that are attention, a multilayer perceptron, experts, or Mamba 2."""
+    kinds = config.layers_block_type
+    routed = {} if architecture == "nemotron_h" else {"expert_weights_norm": config.norm_topk_prob}
+    return {
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [config.intermediate_size if kind in ("moe", "mlp") else 0 for kind in kinds],
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        **routed,
     }
 
 
@@ -545,9 +736,12 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
     model, architecture = random_model(label), label.partition(" ")[0]
     tensors: dict[str, Stored] = {}
     stacks: dict[str, list[torch.Tensor]] = {}
+    numbers: dict[str, list[float]] = {}
     for name, weight in model.state_dict().items():
         if (found := re.search(r"(altup_\w+)\.\d+\.weight", name)) is not None:
             stacks.setdefault(_STACKS[found[1]], []).append(weight)
+        elif ".act_fn." in name:
+            numbers.setdefault("xielu." + name.rpartition(".")[2], []).append(float(weight))
         elif not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
     for name, weights in stacks.items():
@@ -556,7 +750,7 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
             weight.copy_(values)
     if architecture == "gemma4":
         tensors["rope_freqs.weight"] = store(_unturned(model.config))
-    return write_file(path, metadata_of(label), tensors), model
+    return write_file(path, {**metadata_of(label), **numbers}, tensors), model
 
 
 def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
@@ -571,7 +765,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
-    if "shared_mlp" in name:
+    if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
@@ -595,8 +789,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: _kept(weight, kind).rows(order)}
     if weight.dim() == 3:
         return {found: store(weight.squeeze(1))}
-    if name.endswith(("mamba.D", "mamba.norm.weight")):  # in groups
-        return {found: store(weight.view(model.config.mamba_n_groups, -1) if "norm" in name else weight[:, None])}
+    if name.endswith(("mamba.D", "mamba.norm.weight", "mixer.norm.weight")) and architecture != "jamba":  # in groups
+        groups = getattr(model.config, "mamba_n_groups", None) or model.config.n_groups
+        return {found: store(weight.view(groups, -1) if "norm" in name else weight[:, None])}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
 
 
@@ -670,6 +865,8 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
     if architecture == "gemma4":
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
+    if architecture == "nemotron_h_moe":
+        return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}
     half = whole.shape[1] // 2
     gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
     return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}

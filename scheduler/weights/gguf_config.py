@@ -12,21 +12,29 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid, largest
+from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
+from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {
+    "afmoe": "afmoe",
+    "apertus": "apertus",
     "arcee": "arcee",
     "bloom": "bloom",
+    "chatglm": "glm",
     "cohere2": "cohere2",
     "command-r": "cohere",
     "deepseek2": "deepseek_v2",
+    "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
+    "exaone": "llama",  # the same by other names, as internlm2 is; minicpm is Granite
+    "exaone-moe": "exaone_moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
+    "falcon-h1": "falcon_h1",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -40,16 +48,25 @@ ARCHITECTURES = {
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "internlm2": "llama",
+    "jamba": "jamba",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",
     "llama": "llama",
     "mamba": "mamba",
+    "mamba2": "mamba2",
+    "minicpm": "granite",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
     "mistral3": "mistral",
     "nemotron": "nemotron",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
+    "olmo": "olmo",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "phi2": "phi",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
@@ -85,6 +102,7 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "altup.active_idx": ("altup_active_idx",),
     "altup.num_inputs": ("altup_num_inputs",),
@@ -98,18 +116,19 @@ _KEYS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "moe_latent_size": ("moe_latent_size",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_weights_norm": ("norm_topk_prob",),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
-    "ssm.state_size": ("state_size", "linear_key_head_dim"),
-    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups"),
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "ssm.inner_size": ("intermediate_size",),
 }
@@ -134,6 +153,8 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
     text.tie_word_embeddings = config.tie_word_embeddings = "output.weight" not in file.tensors
+    if file.architecture in MULTIPLIED and beside.is_file():
+        without_multipliers(text)
     return text
 
 

@@ -21,6 +21,8 @@ from scheduler.weights.mapped_file import MappedFile
 
 _STACKS = frozenset({"altup_proj.weight", "altup_unembd_proj.weight"})
 _ALIGNMENT = "general.alignment"
+_F32 = 0  # a block type
+_WEIGHTS = "xielu."  # begins keys of numbers that models have as weights, one for each layer
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class GgufFile:
         parts = split_parts(path)
         for number, part in enumerate(parts):
             self._read(part, number, len(parts))
+        self.tensors |= {one.name: one for one in _numbers_of_layers(self.metadata)}
 
     @property
     def opened(self) -> list[OpenedFile]:
@@ -104,6 +107,11 @@ class GgufFile:
             self.tensors |= {one.name: one for one in _matrices(tensor)}
 
 
+def largest(value: Any) -> Any:
+    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
+    return max(value) if isinstance(value, list) and value else value
+
+
 def _matrices(tensor: GgufTensor) -> list[GgufTensor]:
     """The matrices of a tensor that is a stack of those of several modules, by names with their numbers."""
     if len(tensor.shape) != 3 or tensor.name not in _STACKS:
@@ -111,6 +119,21 @@ def _matrices(tensor: GgufTensor) -> list[GgufTensor]:
     stem, _, kind = tensor.name.rpartition(".")
     parts = torch.split(tensor.data, tensor.shape[1])
     return [GgufTensor(f"{stem}.{i}.{kind}", tensor.shape[1:], tensor.kind, part) for i, part in enumerate(parts)]
+
+
+def _numbers_of_layers(metadata: Mapping[str, Any]) -> list[GgufTensor]:
+    """The numbers in the metadata that are weights, as tensors of the layers. Raises ``GgufError`` where they are not
+    numbers.
+    """
+    found = []
+    for key in [key for key in metadata if key.startswith(_WEIGHTS)]:
+        try:
+            numbers = torch.tensor(metadata[key], dtype=torch.float32).view(-1, 1)
+        except (TypeError, ValueError, RuntimeError):
+            raise GgufError(f"{key} in its metadata is not a list of numbers") from None
+        for layer, row in enumerate(torch.split(numbers.view(torch.uint8), 1)):
+            found.append(GgufTensor(f"blk.{layer}.{key}", (1,), _F32, row))
+    return found
 
 
 def _rows(whole: torch.Tensor, shape: tuple[int, ...], kind: int, start: int) -> torch.Tensor:

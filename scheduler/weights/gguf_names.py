@@ -32,19 +32,22 @@ _OUTSIDE = {
     "altup_projections": ("altup_proj",),
     "altup_unembed_projections": ("altup_unembd_proj",),
 }
-_SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
+EMBEDDINGS = "token_embd"  # may be taken twice: where they are the head
+JOINED = ".attn_qkv."
+QUERIES_KEYS_VALUES = (".q_proj", ".k_proj", ".v_proj")  # in the order of their rows in a joined tensor
 
 # Inside a layer, in the order in which they take tensors. A space is between tensors whose rows are joined.
 _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("self_attn.q_proj", ("attn_q",)),
-    ("self_attn.k_proj", ("attn_k",)),
-    ("self_attn.v_proj", ("attn_v",)),
+    ("self_attn.q_proj", ("attn_q", "attn_qkv")),
+    ("self_attn.k_proj", ("attn_k", "attn_qkv")),
+    ("self_attn.v_proj", ("attn_v", "attn_qkv")),
     ("self_attn.q_a_proj", ("attn_q_a",)),
     ("self_attn.q_a_layernorm", ("attn_q_a_norm",)),
     ("self_attn.q_b_proj", ("attn_q_b",)),
     ("self_attn.kv_a_proj_with_mqa", ("attn_kv_a_mqa",)),
     ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
     ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
+    ("self_attn.gate_proj", ("attn_gate",)),
     ("self_attn.o_proj", ("attn_output",)),
     ("self_attn.out_proj", ("attn_output",)),
     ("self_attn.dense", ("attn_output",)),
@@ -64,6 +67,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.up_proj", ("ffn_up",)),
     ("mlp.down_proj", ("ffn_down",)),
     ("mlp.gate_up_proj", ("ffn_up",)),
+    ("mlp.fc1", ("ffn_up",)),
+    ("mlp.fc2", ("ffn_down",)),
     ("mlp.c_fc", ("ffn_up",)),
     ("mlp.c_proj", ("ffn_down",)),
     ("mlp.dense_h_to_4h", ("ffn_up",)),
@@ -72,8 +77,14 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("feed_forward.w2", ("ffn_down",)),
     ("feed_forward.w3", ("ffn_up",)),
     ("mlp.gate", ("ffn_gate_inp",)),
+    ("mlp.gate.wg", ("ffn_gate_inp",)),
+    ("mlp.router.gate", ("ffn_gate_inp",)),
     ("mlp.router", ("ffn_gate_inp",)),
     ("router.proj", ("ffn_gate_inp",)),
+    ("feed_forward.gate_proj", ("ffn_gate",)),
+    ("feed_forward.up_proj", ("ffn_up",)),
+    ("feed_forward.down_proj", ("ffn_down",)),
+    ("feed_forward.router", ("ffn_gate_inp",)),
     ("feed_forward.gate", ("ffn_gate_inp",)),
     ("block_sparse_moe.gate", ("ffn_gate_inp",)),
     ("block_sparse_moe.router", ("ffn_gate_inp",)),
@@ -85,6 +96,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.shared_experts.gate_proj", ("ffn_gate_shexp",)),
     ("mlp.shared_experts.up_proj", ("ffn_up_shexp",)),
     ("mlp.shared_experts.down_proj", ("ffn_down_shexp",)),
+    ("mlp.shared_mlp.gate_proj", ("ffn_gate_shexp",)),
+    ("mlp.shared_mlp.up_proj", ("ffn_up_shexp",)),
+    ("mlp.shared_mlp.down_proj", ("ffn_down_shexp",)),
     ("shared_mlp.input_linear", ("ffn_gate_shexp ffn_up_shexp", "ffn_gate ffn_up")),
     ("shared_mlp.output_linear", ("ffn_down_shexp", "ffn_down")),
     ("conv.in_proj", ("shortconv.in_proj",)),
@@ -94,9 +108,26 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mixer.conv1d", ("ssm_conv1d",)),
     ("mixer.x_proj", ("ssm_x",)),
     ("mixer.dt_proj", ("ssm_dt",)),
+    ("mixer.norm", ("ssm_norm",)),
     ("mixer.out_proj", ("ssm_out",)),
+    ("mixer.q_proj", ("attn_q", "attn_qkv")),
+    ("mixer.k_proj", ("attn_k", "attn_qkv")),
+    ("mixer.v_proj", ("attn_v", "attn_qkv")),
+    ("mixer.o_proj", ("attn_output",)),
+    ("mixer.up_proj", ("ffn_up",)),
+    ("mixer.down_proj", ("ffn_down",)),
+    ("mixer.gate", ("ffn_gate_inp",)),
+    ("mixer.shared_experts.up_proj", ("ffn_up_shexp",)),
+    ("mixer.shared_experts.down_proj", ("ffn_down_shexp",)),
+    ("mixer.fc1_latent_proj", ("ffn_latent_down",)),
+    ("mixer.fc2_latent_proj", ("ffn_latent_up",)),
     ("mamba.in_proj", ("ssm_in",)),
     ("mamba.conv1d", ("ssm_conv1d",)),
+    ("mamba.x_proj", ("ssm_x",)),
+    ("mamba.dt_proj", ("ssm_dt",)),
+    ("mamba.dt_layernorm", ("ssm_dt_norm",)),
+    ("mamba.b_layernorm", ("ssm_b_norm",)),
+    ("mamba.c_layernorm", ("ssm_c_norm",)),
     ("mamba.norm", ("ssm_norm",)),
     ("mamba.out_proj", ("ssm_out",)),
     ("linear_attn.in_proj_qkvz", ("attn_qkv attn_gate", "ssm_in")),  # ssm_in: in older files, as the parameter is
@@ -116,6 +147,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("operator_norm", ("attn_norm",)),
     ("ffn_norm", ("ffn_norm",)),
     ("input_layernorm", ("attn_norm",)),
+    ("attention_layernorm", ("attn_norm",)),
+    ("feedforward_layernorm", ("ffn_norm",)),
     ("pre_feedforward_layernorm", ("ffn_norm",)),
     ("post_feedforward_layernorm", ("post_ffw_norm",)),
     ("pre_feedforward_layernorm_2", ("pre_ffw_norm_2",)),
@@ -131,25 +164,34 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("laurel.linear_left", ("laurel_l",)),
     ("laurel.linear_right", ("laurel_r",)),
     ("laurel.post_laurel_norm", ("laurel_post_norm",)),
+    ("pre_mlp_layernorm", ("ffn_norm",)),
     ("post_mlp_layernorm", ("post_ffw_norm",)),
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
-# Parameters that are no module's weight or bias, in the same form.
+# Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
+    "experts.up_proj": ("ffn_up_exps.weight",),  # without gates
     "experts.down_proj": ("ffn_down_exps.weight",),
     "experts.gate_up_proj_bias": ("ffn_gate_exps.bias ffn_up_exps.bias",),
     "experts.down_proj_bias": ("ffn_down_exps.bias",),
     "e_score_correction_bias": ("exp_probs_b.bias",),
+    "mlp.expert_bias": ("exp_probs_b.bias",),
     "feed_forward.expert_bias": ("exp_probs_b.bias",),
     "router.scale": ("ffn_gate_inp.scale",),
     "router.per_expert_scale": ("ffn_down_exps.scale",),
     "altup.correct_output_scale": ("altup_correct_scale.weight",),
+    "pre_ff_layernorm.weight": ("ffn_norm", "ffn_norm.weight"),
+    "act_fn.alpha_p": ("xielu.alpha_p",),
+    "act_fn.alpha_n": ("xielu.alpha_n",),
+    "act_fn.beta": ("xielu.beta",),
+    "act_fn.eps": ("xielu.eps",),
     "layer_scalar": ("layer_output_scale.weight",),
     "self_attn.sinks": ("attn_sinks.weight",),
     "mixer.A_log": ("ssm_a",),
     "mixer.D": ("ssm_d",),
+    "mixer.dt_bias": ("ssm_dt.bias",),
     "mamba.A_log": ("ssm_a",),
     "mamba.D": ("ssm_d",),
     "mamba.dt_bias": ("ssm_dt.bias",),
@@ -167,9 +209,16 @@ def find_tensors(parameters: Iterable[str], tensors: Collection[str]) -> dict[st
         for choice in _choices(name):
             if all(each in tensors and each not in taken for each in choice):
                 found[name] = choice
-                taken |= {each for each in choice if each.partition(".")[0] not in _SHARED}
+                taken |= {
+                    each for each in choice if each.partition(".")[0] != EMBEDDINGS and not _is_joined(name, each)
+                }
                 break
     return found
+
+
+def _is_joined(name: str, tensor: str) -> bool:
+    """Whether a parameter is some of the rows of a tensor, which has those of queries, keys and values."""
+    return JOINED in tensor and name.rpartition(".")[0].endswith(QUERIES_KEYS_VALUES)
 
 
 def _leaf(name: str) -> str:
@@ -180,9 +229,9 @@ def _leaf(name: str) -> str:
 def _choices(name: str) -> list[tuple[str, ...]]:
     """What a parameter may be in a file, the likeliest first."""
     if match := _LAYER.search(name):
-        leafs = dict(_INSIDE).get(match["leaf"], ())
         number, kind = match["number"], match["kind"]
-        return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
+        if leafs := dict(_INSIDE).get(match["leaf"], ()):
+            return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]

@@ -8,10 +8,26 @@ import torch
 
 from scheduler.weights.gguf_file import GgufTensor
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_names import JOINED, QUERIES_KEYS_VALUES
 
 # The architectures whose rows of queries and keys are stored in the order of interleaved rotary positions.
 _PERMUTED = frozenset(
-    {"arcee", "deci", "granite", "granitehybrid", "granitemoe", "llama", "mistral", "mistral3", "smollm3"}
+    {
+        "arcee",
+        "deci",
+        "granite",
+        "granitehybrid",
+        "granitemoe",
+        "internlm2",
+        "llama",
+        "minicpm",
+        "mistral",
+        "mistral3",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "olmo",
+        "smollm3",
+    }
 )
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})
@@ -40,13 +56,16 @@ class StoredOrder:
             return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)
-        if self._architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
-            width = getattr(self._config, "head_dim", None)
-            width = width or self._config.hidden_size // self._config.num_attention_heads
-            if out % width or width % 2:
-                raise GgufError(f"{part.name!r} does not have whole heads")
-            return torch.arange(out).view(-1, width // 2, 2).transpose(1, 2).flatten()
-        return None
+        place = next((place for place, leaf in enumerate(QUERIES_KEYS_VALUES) if f"{leaf}." in name), None)
+        if place is None:
+            return None
+        joined, permuted = JOINED in part.name, self._architecture in _PERMUTED and place < 2
+        first, out = self._rows_of(place, part) if joined else (0, out)
+        if not permuted:
+            return torch.arange(first, first + out) if joined else None
+        if out % self._width or self._width % 2:
+            raise GgufError(f"{part.name!r} does not have whole heads")
+        return first + torch.arange(out).view(-1, self._width // 2, 2).transpose(1, 2).flatten()
 
     def columns(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
         """int64 ``[inside]``: which input each column of the tensors is multiplied by; None if they are in order.
@@ -58,6 +77,21 @@ class StoredOrder:
         if parts[0].shape[1:] != (keys * each * width,):
             raise GgufError(f"{parts[0].name!r} does not have whole heads")
         return torch.arange(keys * each * width).view(keys, each, width).transpose(0, 1).flatten()
+
+    @property
+    def _width(self) -> int:
+        """Of a head."""
+        width = getattr(self._config, "head_dim", None)
+        return int(width or self._config.hidden_size // self._config.num_attention_heads)
+
+    def _rows_of(self, place: int, part: GgufTensor) -> tuple[int, int]:
+        """The first row of queries (0), keys (1) or values (2) in a tensor of all of them, and how many they have."""
+        heads = self._config.num_attention_heads
+        keys = getattr(self._config, "num_key_value_heads", None) or heads
+        counts = [heads * self._width, keys * self._width, keys * self._width]
+        if sum(counts) != part.shape[0]:
+            raise GgufError(f"{part.name!r} does not have the rows of all heads")
+        return sum(counts[:place]), counts[place]
 
     def _in_turns(self, name: str) -> bool:
         """Whether a parameter is of linear attention whose heads of values are stored in turns."""

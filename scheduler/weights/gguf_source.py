@@ -37,7 +37,7 @@ class GgufSource:
         self._index = torch.arange(count) if rows is None and len(tensors) > 1 else rows
         self.out = count if rows is None else len(rows)
         self.inside = tensors[0].shape[-1]
-        self.nbytes = sum(part.nbytes for part in self._parts)
+        self.nbytes = sum(part.nbytes for part in self._parts) * self.out // max(count, 1)
         self.bits, self.group, self.zero, self.table = kind.bits, kind.group, kind.zero, kind.table
         self.order = columns
 

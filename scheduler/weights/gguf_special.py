@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
-from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_hybrid import (
+    read_convolutions,
+    read_linear_attention,
+    read_mamba,
+    read_parallel_parts,
+    read_periods,
+    read_single_parts,
+    read_states_alone,
+)
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 _ENDS = ("<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
-
-
-def largest(value: Any) -> Any:
-    """A number for all layers; where there is one for each, the largest (0 is said of layers of another kind)."""
-    return max(value) if isinstance(value, list) and value else value
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -40,67 +44,34 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     return {"query_pre_attn_scalar": said["head_dim"]}
 
 
+def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Heads that are together as wide as the model, unless the file says otherwise."""
+    return {"head_dim": keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])}
+
+
+def _read_epsilon(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What is added in norms, which files call that of norms of another kind."""
+    return {
+        "rms_norm_eps": keys.get("attention.layer_norm_rms_epsilon", keys.get("attention.layer_norm_epsilon", 1e-5))
+    }
+
+
+def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What embeddings, layers and logits are multiplied by. Older files do not say it, when it was the same for all."""
+    if keys.get("expert_count"):
+        raise GgufError("transformers has no model of its architecture with experts")
+    width = keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])
+    return {
+        "attention_multiplier": width**-0.5,
+        "embedding_multiplier": keys.get("embedding_scale", 12.0),
+        "residual_multiplier": keys.get("residual_scale", 1.4 / said["num_hidden_layers"] ** 0.5),
+        "logits_scaling": keys.get("logit_scale", said["hidden_size"] / 256),
+    }
+
+
 def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
-
-
-def _layers_with_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers without heads for keys are convolutions."""
-    heads = keys.get("attention.head_count_kv")
-    if not isinstance(heads, list):
-        raise GgufError("the file does not say which of its layers have attention")
-    kinds = ["full_attention" if each else "conv" for each in heads]
-    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
-
-
-def _read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers without heads for keys are of Mamba 2; the widths of those, and of the multilayer perceptron that all have
-    beside experts, or alone.
-    """
-    heads, inner = keys.get("attention.head_count_kv"), keys.get("ssm.inner_size")
-    count, hidden = keys.get("ssm.time_step_rank"), said["hidden_size"]
-    if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"] or not inner or not count:
-        raise GgufError("the file does not say which of its layers have attention")
-    first = next((number for number, each in enumerate(heads) if not each), 0)
-    width = keys.get("expert_shared_feed_forward_length", largest(keys.get("feed_forward_length")))
-    return {
-        "layer_types": ["attention" if each else "mamba" for each in heads],
-        "mamba_n_heads": count,
-        "mamba_d_head": inner // count,
-        "mamba_expand": inner // hidden,
-        "mamba_d_state": keys.get("ssm.state_size", 128),
-        "mamba_d_conv": keys.get("ssm.conv_kernel", 4),
-        "mamba_n_groups": keys.get("ssm.group_count", 1),
-        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
-        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file.tensors,
-        "intermediate_size": largest(keys.get("feed_forward_length")),
-        "shared_intermediate_size": width,
-        "num_local_experts": keys.get("expert_count", 0),
-        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned") else "nope",
-    }
-
-
-def _read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
-    which are not run.
-    """
-    width, heads = keys.get("ssm.inner_size"), keys.get("ssm.time_step_rank")
-    if not width or not heads:
-        raise GgufError("the file does not say how many heads its linear attention has")
-    layers = said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)
-    every = keys.get("full_attention_interval") or 4
-    linear = keys.get("attention.recurrent_layers", [number % every for number in range(1, layers + 1)])
-    if not isinstance(linear, list) or len(linear) < layers:
-        raise GgufError("the file does not say which of its layers have linear attention")
-    found = {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if each else "full_attention" for each in linear[:layers]],
-        "linear_value_head_dim": width // heads,
-    }
-    if "intermediate_size" in said:
-        found["intermediate_size"] = keys.get("feed_forward_length", width)
-    return found
 
 
 def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +165,36 @@ def _read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[s
         raise GgufError("the weights of experts with softmax scores are normalised, which transformers' model does not")
     grouped = keys["expert_group_count"] > 1
     return {"topk_method": "group_limited_greedy" if grouped else "greedy", "norm_topk_prob": False}
+
+
+def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: transformers' model has no other scores of experts."""
+    if not chooses_by_sigmoid(file, keys):
+        raise GgufError("the scores of its experts are no sigmoids, which those of transformers' model are")
+    return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
+
+
+def _check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """That embeddings are multiplied by the root of their width: llama.cpp knows no others."""
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
+        raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
+    if not keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return {"mup_enabled": True}
+
+
+def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
+    plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
+    return {"rope_parameters": {**plain, **said.get("rope_scaling", {})}}
+
+
+def _check_activations(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: the numbers of each layer's activation are weights of the model."""
+    for number in range(said["num_hidden_layers"]):
+        if any(f"blk.{number}.xielu.{name}" not in file.tensors for name in ("alpha_p", "alpha_n", "beta", "eps")):
+            raise GgufError("the file does not have the numbers of the activation of each layer")
+    return {}
 
 
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -315,27 +316,39 @@ def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
 
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
+    "afmoe": (_read_some_windows, _check_normed_sigmoids),
+    "apertus": (_read_plain_positions, _check_activations),
+    "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
+    "dots1": (_read_window, _check_sigmoid),
     "ernie4_5-moe": (_read_last_expert_layer,),
+    "exaone": (_read_epsilon,),
+    "exaone-moe": (_read_further_layers, _read_some_windows, _check_sigmoid),
     "exaone4": (_read_some_windows,),
     "falcon": (_read_groups,),
+    "falcon-h1": (read_parallel_parts,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
     "gemma3n": (_read_streams, _read_ends),
     "gemma4": (_read_two_widths, _read_ends),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
-    "granitehybrid": (_read_mamba,),
-    "lfm2": (_layers_with_attention,),
-    "lfm2moe": (_layers_with_attention,),
+    "granitehybrid": (read_mamba,),
+    "jamba": (read_periods,),
+    "lfm2": (read_convolutions,),
+    "lfm2moe": (read_convolutions,),
+    "mamba2": (read_states_alone,),
+    "minicpm": (_long_factors, _read_scales),
     "mistral": (_read_window,),
     "mistral3": (_read_window, _read_growing_queries),
+    "nemotron_h": (read_single_parts,),
+    "nemotron_h_moe": (read_single_parts,),
     "olmo2": (_read_stretched_layers,),
     "phi3": (_long_factors,),
-    "qwen35": (_read_linear_attention, _read_sections),
-    "qwen35moe": (_read_linear_attention, _read_sections),
+    "qwen35": (read_linear_attention, _read_sections),
+    "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (_read_normed_choices,),
     "qwen3vlmoe": (_read_normed_choices,),
-    "qwen3next": (_read_linear_attention,),
+    "qwen3next": (read_linear_attention,),
     "stablelm": (_sequential,),
 }

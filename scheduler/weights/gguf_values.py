@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from scheduler.weights.gguf_file import GgufFile, GgufTensor
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_names import EMBEDDINGS
 from scheduler.weights.gguf_order import StoredOrder
 from scheduler.weights.gguf_source import GgufSource, all_values, values
 from scheduler.weights.joined_source import JoinedSource
@@ -40,7 +41,7 @@ class Values:
 
     def of(self, name: str, tensors: tuple[str, ...]) -> Any:
         """The parameter ``name``, which is made of ``tensors``. Raises ``GgufError`` where the shapes do not fit."""
-        if name.endswith("weight") and len(tensors) == 1 and tensors[0] in self._made:
+        if name.endswith("weight") and tensors[0].startswith(EMBEDDINGS) and tensors[0] in self._made:
             return self._made[tensors[0]]  # the embeddings are the head as well
         parts = [self._file.tensors[tensor] for tensor in tensors]
         path, _, leaf = name.rpartition(".")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
+from gguf_loaded import logits, quiet, read, rewritten
 from gguf_models import MODELS, config_of, metadata_of, written
 from transformers import AutoModelForCausalLM
 
@@ -19,20 +19,6 @@ from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_model import build_model, file_digest, stored_dtype
 from scheduler.weights.gguf_source import all_values
 from scheduler.weights.quantised_weight import quantised_weight_of
-
-IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
-quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
-
-
-def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
-    file = GgufFile(path)
-    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
-
-
-def logits(model: AutoModelForCausalLM) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(IDS).logits
-    return found
 
 
 def test_every_architecture_that_is_named_is_tested() -> None:
@@ -51,6 +37,7 @@ _ELSEWHERE = {
     "gemma3n": {"eos_token_id"},
     "gemma4": {"eos_token_id"},
     "falcon": {"num_kv_heads", "multi_query"},
+    "exaone-moe": {"sliding_window_pattern"},
     "exaone4": {"sliding_window_pattern"},
     "lfm2moe": {"block_auto_adjust_ff_dim"},
     "minimax-m2": {"ignore_keys_at_rope_validation"},
@@ -87,22 +74,42 @@ def test_four_bits(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
 
 
+@quiet
+@pytest.mark.parametrize("label", ["llama biased", "qwen2", "phi2", "chatglm", "falcon-h1", "minicpm"])
+def test_queries_keys_and_values_in_one_tensor(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q8_0)
+    file, change = GgufFile(path), dict[str, Stored | None]()
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            parts = [file.tensors.get(f"blk.{layer}.attn_{leaf}.{kind}") for leaf in "qkv"]
+            found = [part for part in parts if part is not None]
+            if found:
+                data, rows = (
+                    torch.cat([part.data.view(part.shape[0], -1) for part in found]),
+                    sum(part.shape[0] for part in found),
+                )
+                shape = (rows, *found[0].shape[1:])
+                change |= {part.name: None for part in found}
+                change[f"blk.{layer}.attn_qkv.{kind}"] = Stored(
+                    data.numpy().copy(), shape, found[0].kind, torch.empty(0)
+                )
+    joined = rewritten(path, label, change)
+    assert torch.equal(logits(read(joined)), logits(read(path)))
+    file = GgufFile(joined)
+    model = build_model(file, read_gguf_config(file, joined), AutoModelForCausalLM, None, {}, packed=True)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = quantised_weight_of(getattr(model.model.layers[1].self_attn, name).weight)
+        assert weight is not None
+        assert torch.equal(weight.dense(), getattr(want.model.layers[1].self_attn, name).weight)
+    with pytest.raises(GgufError, match="not have the rows of all heads"):
+        read(rewritten(joined, label, {"blk.1.attn_qkv.weight": store(torch.ones(64, 64))}))
+
+
 def test_embeddings_that_are_the_head_are_kept_once(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "qwen2", Q8_0)
     model = read(path)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.config.tie_word_embeddings
-
-
-def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metadata: object) -> Path:
-    """The file with other tensors; None for one that it shall not have."""
-    file = GgufFile(path)
-    tensors = {
-        each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
-        for each in file.tensors.values()
-    }
-    tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
-    return write_file(path.with_name("changed.gguf"), {**metadata_of(label), **metadata}, tensors)
 
 
 def test_factors_of_the_rotary_positions_are_those_of_llama_3(tmp_path: Path) -> None:
@@ -142,58 +149,11 @@ def test_keys_of_layers_that_read_those_of_another_one_are_left(tmp_path: Path) 
         read(rewritten(path, "gemma4", {"blk.5.attn_q_b.weight": store(torch.ones(64, 64))}))
 
 
-def test_queries_that_grow_with_positions_that_are_not_stretched(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "mistral3", Q8_0)
-    damaged = rewritten(path, "mistral3", {}, **{"mistral3.rope.scaling.type": "none"})
-    with pytest.raises(GgufError, match="how its rotary positions are stretched"):
-        read_gguf_config(GgufFile(damaged), damaged)
-
-
-def test_layers_that_do_not_say_how_sparse_they_are(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "gemma3n", Q8_0)
-    for damaged in (
-        rewritten(path, "gemma3n", {}, **{"gemma3n.activation_sparsity_scale": [0.5]}),
-        rewritten(path, "gemma3n", {"blk.0.laurel_l.weight": None}),
-    ):
-        with pytest.raises(GgufError, match="how sparse its layers are"):
-            read_gguf_config(GgufFile(damaged), damaged)
-
-
 def test_a_window_that_the_model_cannot_have(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
     windowed = rewritten(path, "llama", {}, **{"llama.attention.sliding_window": 8})
     with pytest.raises(GgufError, match="it has a sliding window, which"):
         read_gguf_config(GgufFile(windowed), windowed)
-
-
-def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "granitehybrid", Q8_0)
-    for key, wrong in (("attention.head_count_kv", 2), ("attention.head_count_kv", [2]), ("ssm.inner_size", 0)):
-        damaged = rewritten(path, "granitehybrid", {}, **{f"granitehybrid.{key}": wrong})
-        with pytest.raises(GgufError, match="which of its layers have attention"):
-            read_gguf_config(GgufFile(damaged), damaged)
-
-
-def test_layers_of_two_widths(tmp_path: Path) -> None:
-    path, want = written(tmp_path / "x.gguf", "gemma4", Q8_0)
-    said = metadata_of("gemma4")
-    words = list(said["tokenizer.ggml.tokens"])
-    words[5], words[7] = "<turn|>", "<eos>"
-    changed = rewritten(path, "gemma4", {}, **{"tokenizer.ggml.tokens": words})
-    assert read_gguf_config(GgufFile(changed), changed).eos_token_id == [258, 7, 5]
-    uniform = rewritten(path, "gemma4", {"rope_freqs.weight": None}, **{"gemma4.rope.freq_base": 1000.0})
-    ropes = read_gguf_config(GgufFile(uniform), uniform).rope_parameters
-    assert ropes["full_attention"] == {**want.config.rope_parameters["full_attention"], "rope_theta": 1000.0}
-    for key, wrong in (
-        ("attention.sliding_window_pattern", [True] * 6),
-        ("attention.sliding_window_pattern", [False] * 5),
-        ("attention.sliding_window_pattern", 6),
-        ("feed_forward_length", [96] * 5),
-        ("attention.head_count_kv", ["two"] * 6),
-    ):
-        damaged = rewritten(path, "gemma4", {}, **{f"gemma4.{key}": wrong})
-        with pytest.raises(GgufError, match="the file does not say"):
-            read_gguf_config(GgufFile(damaged), damaged)
 
 
 def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
@@ -217,7 +177,7 @@ def test_experts_of_another_shape(tmp_path: Path) -> None:
 def test_an_architecture_that_is_not_known_is_told_which_are(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", F32)
     other = rewritten(path, "llama", {}, **{"general.architecture": "unheard-of"})
-    with pytest.raises(GgufError, match=r"not one of arcee, .*starcoder2; .* config\.json beside the file"):
+    with pytest.raises(GgufError, match=r"not one of afmoe, .*starcoder2; .* config\.json beside the file"):
         read(other)
     want.config.save_pretrained(tmp_path)  # with it, whatever the file calls the architecture
     got = read(rewritten(path, "llama", {}, **{"general.architecture": "mistral3"}))
@@ -294,6 +254,43 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
         read(changed)
 
 
+_PACKED = [
+    "mamba2",
+    "olmo",
+    "internlm2",
+    "minicpm",
+    "chatglm",
+    "phi2",
+    "jamba",
+    "exaone-moe",
+    "afmoe",
+    "apertus",
+    "falcon-h1",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_moe latent",
+    "hunyuan-moe",
+    "dots1",
+]
+
+
+@quiet
+@pytest.mark.parametrize("label", _PACKED)
+def test_all_matrices_stay_packed(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0)
+    file = GgufFile(path)
+    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
+    plain, parameters = dict(want.named_parameters()), dict(model.named_parameters())
+    matrices = [
+        name for name, weight in plain.items() if weight.dim() > 1 and not name.endswith(("conv1d.weight", "A_log"))
+    ]
+    assert matrices
+    for name in matrices:
+        weight = quantised_weight_of(parameters[name])
+        assert weight is not None, name
+        assert torch.equal(weight.dense(), plain[name]), name
+
+
 @pytest.mark.parametrize("label", ["qwen35", "qwen35moe"])
 def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0)
@@ -306,44 +303,6 @@ def test_heads_of_values_stay_packed(label: str, tmp_path: Path) -> None:
         plain = getattr(want.model.layers[0].linear_attn, name).weight
         assert torch.equal(weight.dense(), plain)
         assert torch.equal(weight.take(torch.tensor([3, 0])), plain[[3, 0]])
-
-
-def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
-    """A last layer is for predicting further tokens."""
-    path, _ = written(tmp_path / "x.gguf", "glm4moe", F32)
-    further: dict[str, object] = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
-    path = rewritten(path, "glm4moe", {}, **further)
-    want, got = config_of("glm4moe").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
-    assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
-    assert got == want
-
-
-def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> None:
-    for label in ("deepseek2", "deepseek2 softmax"):
-        path, _ = written(tmp_path / "x.gguf", label, F32)
-        config = read_gguf_config(GgufFile(path), path)
-        want, got = config_of(label).to_dict(), config.to_dict()
-        assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
-        assert got == want
-    path, _ = written(tmp_path / "x.gguf", "deepseek2", F32)
-    metadata = metadata_of("deepseek2")
-    tensors = {"token_embd.weight": store(torch.ones(288, 64)), "blk.1.exp_probs_b.bias": store(torch.ones(8))}
-
-    def config_without(*keys: str, **more: object) -> Any:
-        said = {key: value for key, value in metadata.items() if key.removeprefix("deepseek2.") not in keys}
-        said |= {f"deepseek2.{key}": value for key, value in more.items()}
-        other = write_file(tmp_path / "y.gguf", said, tensors)
-        return read_gguf_config(GgufFile(other), other)
-
-    assert config_without("expert_gating_func").model_type == "deepseek_v3"
-    assert config_without("expert_gating_func", "expert_count", "expert_group_count").model_type == "deepseek_v3"
-    with pytest.raises(GgufError, match="in how many groups its experts are"):
-        config_without("expert_group_count")
-    with pytest.raises(GgufError, match="how wide the parts of its keys and values are"):
-        config_without("attention.kv_lora_rank")
-    with pytest.raises(GgufError, match="normalised"):
-        config_without(expert_gating_func=1)
-    assert config_without("expert_weights_norm", expert_gating_func=1, expert_group_count=1).topk_method == "greedy"
 
 
 @quiet

@@ -1,0 +1,40 @@
+"""Models from GGUF files for tests: what they compute, and files that are changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_kit import Stored, write_file
+from gguf_models import metadata_of
+from transformers import AutoModelForCausalLM
+
+from scheduler.weights.gguf_config import read_gguf_config
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_model import build_model
+
+IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
+quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
+
+
+def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
+    file = GgufFile(path)
+    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
+
+
+def logits(model: AutoModelForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metadata: object) -> Path:
+    """The file with other tensors; None for one that it shall not have."""
+    file = GgufFile(path)
+    tensors = {
+        each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
+        for each in file.tensors.values()
+    }
+    tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
+    return write_file(path.with_name("changed.gguf"), {**metadata_of(label), **metadata}, tensors)

@@ -1,0 +1,140 @@
+"""Hybrid models in GGUF files: which of their layers have attention, and what the others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_kit import F32, Q8_0, Stored, store, write_file
+from gguf_loaded import logits, quiet, read, rewritten
+from gguf_models import metadata_of, written
+from transformers import AutoModelForCausalLM
+
+from scheduler.weights.gguf_config import read_gguf_config
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_source import all_values
+
+_MULTIPLIERS: dict[str, Any] = {
+    "lm_head_multiplier": 0.3,
+    "embedding_multiplier": 5.0,
+    "mlp_multipliers": [0.7, 1.3],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.23,
+    "ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.45],
+}
+
+
+def multiplied(path: Path, tied: bool) -> tuple[Path, Any]:
+    """A file whose weights llama.cpp's converter has multiplied, and the model of the settings."""
+    path, plain = written(path, "falcon-h1", F32)
+    config = type(plain.config)(**{**plain.config.to_dict(), **_MULTIPLIERS, "tie_word_embeddings": tied})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    weights = plain.state_dict()
+    model.load_state_dict(
+        {**weights, "lm_head.weight": weights["model.embed_tokens.weight" if tied else "lm_head.weight"]}
+    )
+    parts = torch.tensor(config.ssm_multipliers).repeat_interleave(torch.tensor([128, 128, 32, 32, 8]))[:, None]
+    factors: dict[str, Any] = {
+        "attn_q": config.attention_in_multiplier,
+        "attn_k": config.attention_in_multiplier * config.key_multiplier,
+        "attn_v": config.attention_in_multiplier,
+        "attn_output": config.attention_out_multiplier,
+        "ffn_gate": config.mlp_multipliers[0],
+        "ffn_down": config.mlp_multipliers[1],
+        "ssm_in": parts * config.ssm_in_multiplier,
+        "ssm_out": config.ssm_out_multiplier,
+        "token_embd": config.embedding_multiplier,
+        "output": config.lm_head_multiplier,
+    }
+    changed: dict[str, Stored | None] = {}
+    for name, tensor in GgufFile(path).tensors.items():
+        if (factor := factors.get(name.split(".")[-2])) is not None:
+            changed[name] = store(all_values(tensor, torch.float32) * factor)
+    if tied:
+        changed["output.weight"] = None
+    return rewritten(path, "falcon-h1", changed), model
+
+
+@quiet
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_multiplied_are_not_multiplied_again(tied: bool, tmp_path: Path) -> None:
+    path, want = multiplied(tmp_path / "x.gguf", tied)
+    if tied:
+        with pytest.raises(GgufError, match="not say what they are multiplied by: put the model's config"):
+            read(path)
+    else:
+        torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
+    want.config.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
+
+
+def test_biases_that_are_multiplied(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "falcon-h1", Q8_0)
+    biased = rewritten(path, "falcon-h1", {"blk.0.attn_q.bias": store(torch.ones(128))})
+    with pytest.raises(GgufError, match="its attention has biases"):
+        read_gguf_config(GgufFile(biased), biased)
+    want.config.attention_bias = True
+    want.config.save_pretrained(tmp_path)
+    assert read_gguf_config(GgufFile(biased), biased).attention_bias
+    want.config.attention_in_multiplier = 1.1
+    want.config.save_pretrained(tmp_path)
+    with pytest.raises(GgufError, match="biases of its attention are multiplied"):
+        read_gguf_config(GgufFile(biased), biased)
+
+
+def test_layers_of_a_single_part_that_are_not_of_a_kind(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
+    both = rewritten(path, "nemotron_h_moe", {"blk.0.ffn_up.weight": store(torch.ones(32, 64))})
+    with pytest.raises(GgufError, match="layer 0 of the file is not of a kind"):
+        read_gguf_config(GgufFile(both), both)
+    for key, wrong, told in (
+        ("ssm.inner_size", 100, "how wide its layers of Mamba 2 are"),
+        ("expert_used_count", [2, 2, 2, 1], "differ in their experts"),
+        ("expert_feed_forward_length", [32, 32, 32, 16], "differ in their experts"),
+    ):
+        damaged = rewritten(path, "nemotron_h_moe", {}, **{f"nemotron_h_moe.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            read_gguf_config(GgufFile(damaged), damaged)
+    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "group_used" not in key}
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    grouped = write_file(tmp_path / "y.gguf", {**said, "nemotron_h_moe.expert_group_count": 4}, tensors)
+    with pytest.raises(GgufError, match="how many groups of experts are used"):
+        read_gguf_config(GgufFile(grouped), grouped)
+
+
+def test_a_last_layer_that_predicts_further_tokens_is_of_two_parts(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
+    further: dict[str, Stored | None] = {
+        f"blk.4.{name}.weight": store(torch.ones(64, 64)) for name in ("attn_q", "ffn_gate_inp")
+    }
+    more: dict[str, object] = {"nemotron_h_moe.block_count": 5, "nemotron_h_moe.nextn_predict_layers": 1}
+    got = read(rewritten(path, "nemotron_h_moe", further, **more))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "granitehybrid", Q8_0)
+    for key, wrong, told in (
+        ("attention.head_count_kv", 2, "which of its layers have attention"),
+        ("attention.head_count_kv", [2], "which of its layers have attention"),
+        ("ssm.inner_size", 0, "how wide its layers of Mamba 2 are"),
+    ):
+        damaged = rewritten(path, "granitehybrid", {}, **{f"granitehybrid.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            read_gguf_config(GgufFile(damaged), damaged)
+
+
+def test_layers_that_do_not_follow_each_other_at_one_distance(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "jamba", Q8_0)
+    third = rewritten(path, "jamba", {"blk.4.attn_output.weight": store(torch.ones(64, 64))})
+    with pytest.raises(GgufError, match="do not follow each other at one distance"):
+        read_gguf_config(GgufFile(third), third)
+    other = rewritten(path, "jamba", {}, **{"jamba.ssm.inner_size": 100})
+    with pytest.raises(GgufError, match="how wide its layers of Mamba are"):
+        read_gguf_config(GgufFile(other), other)
