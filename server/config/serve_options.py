@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from scheduler.engine_config import AdapterSource, EngineConfig
 from server.config.option_types import (
     Adapters,
     ApiKeys,
@@ -30,7 +29,6 @@ from server.config.option_types import (
     StorageUrl,
 )
 from server.config.prompt_rules import PROMPT_RULES
-from server.config.usage_error import UsageError
 
 DEMO = "demo"  # the name of the bundled model, on the command line and in requests
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -358,43 +356,3 @@ class ServeConfig(BaseSettings):
         if self.served_model_name is not None:
             return self.served_model_name
         return Path(self.model).name if os.path.isabs(self.model) else self.model
-
-    def engine_config(self, share: float = 1.0, models: int = 1) -> EngineConfig:
-        """What the engine process is started with; its address is filled in at every start. ``share``: part of the
-        machine's memory that a KV cache of no given size takes its own from; ``models``: that share the disk space.
-        Raises UsageError for options that exclude each other.
-        """
-        if self.draft_model is not None and self.speculate == "off":
-            raise UsageError("--draft-model: it drafts with --speculate auto only")
-        return EngineConfig(
-            address="",
-            model=self.source,
-            generation_config=self.generation_config,
-            device=self.device,
-            dtype=self.dtype,
-            weights=self.weights,
-            activations=self.activations,
-            kv_dtype=self.kv_dtype,
-            max_context=self.max_context,
-            kv_memory=None if self.kv_memory is None else int(self.kv_memory),
-            host_memory=None if self.host_memory is None else int(self.host_memory),
-            memory_share=share,
-            max_running=self.max_running,
-            max_step_tokens=self.max_step_tokens,
-            max_queued=self.max_queued,
-            verdicts=str(self.data_dir / "verdicts"),
-            kv_folder=str(self.data_dir / "kv"),
-            disk_space=None if self.disk_space is None else int(self.disk_space) // models,
-            disk_floor=None if self.disk_floor is None else int(self.disk_floor),
-            packed_space=None if self.packed_space is None else int(self.packed_space),
-            remote=self.remote,
-            remote_space=None if self.remote_space is None else int(self.remote_space),
-            kv_at_rest=self.kv_at_rest,
-            adapters=tuple(AdapterSource(name, folder) for name, folder in self.adapter.items()),
-            tenant_share=self.tenant_share,
-            tensor_parallel=self.tensor_parallel,
-            speculate=self.speculate,
-            draft_model=self.draft_model,
-            log_format=self.log_format,
-            log_level=self.log_level,
-        )

@@ -9,6 +9,7 @@ import msgspec
 
 from scheduler.engine_config import AdapterSource
 from scheduler.model_facts import ModelFacts
+from server.config.engine_options import engine_config
 from server.config.model_list import ModelEntry, model_list, most_models
 from server.config.serve_options import ServeConfig
 from server.engine.engine_process import EngineProcess
@@ -54,7 +55,7 @@ class EngineMaker:
         with the model; None: those of its configuration. Raises UsageError.
         """
         name = entry.config.name
-        config = entry.config.engine_config(1 / self.most_with_kv, self._with_kv)
+        config = engine_config(entry.config, 1 / self.most_with_kv, self._with_kv)
         if adapters is not None:
             config = msgspec.structs.replace(config, adapters=tuple(adapters))
         records = self._records

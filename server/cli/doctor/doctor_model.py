@@ -37,6 +37,7 @@ from server.cli.doctor.doctor_machine import machine_memory
 from server.cli.doctor.doctor_storage import existing_part
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
+from server.config.engine_options import engine_config
 from server.engine.engine_link import EngineLink
 from server.engine.launcher import ENGINE_COMMAND, EngineLauncher
 from server.engine.process_tree import last_line, resident
@@ -75,7 +76,7 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
     """All about the model; nothing where none is named."""
     if not config.with_model:
         return
-    measured = asyncio.run(load_model(config.engine_config(), command))
+    measured = asyncio.run(load_model(engine_config(config), command))
     if measured.facts is None:
         short = "memory may be short: a smaller model, --dtype bfloat16 or less --kv-memory; see its last line"
         yield fault("model", measured.failure, short if measured.died else "correct MODEL or the flag that it names")

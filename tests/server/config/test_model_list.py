@@ -9,6 +9,7 @@ import pytest
 from pooling_kit import save_cross_encoder, save_embedder
 
 from server.config.command_line import parse
+from server.config.engine_options import engine_config
 from server.config.model_list import ModelEntry, model_list, most_models
 from server.config.serve_options import ServeConfig
 from server.config.usage_error import UsageError
@@ -108,9 +109,9 @@ def test_what_is_no_list_of_models_is_told(tmp_path: Path) -> None:
 
 
 def test_memory_and_disk_are_divided() -> None:
-    made = config("org/x", "--disk-space", "10G").engine_config(0.5, 2)
+    made = engine_config(config("org/x", "--disk-space", "10G"), 0.5, 2)
     assert (made.memory_share, made.disk_space) == (0.5, 5_000_000_000)
-    assert config("org/x", "--disk-space", "10G").engine_config().disk_space == 10_000_000_000
+    assert engine_config(config("org/x", "--disk-space", "10G")).disk_space == 10_000_000_000
 
 
 def test_models_that_generate_come_before_those_that_embed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from server.config.bench_options import BenchConfig
 from server.config.client_options import ChatConfig
 from server.config.command_line import COMMANDS, environment_variable, flag, parse
 from server.config.doctor_options import DoctorConfig
+from server.config.engine_options import engine_config
 from server.config.serve_options import DEMO_FOLDER, ServeConfig
 from server.config.sessions_options import SessionsCommand
 from server.config.usage_error import UsageError
@@ -41,7 +42,7 @@ def test_the_defaults_serve_the_demo_on_this_machine(monkeypatch: pytest.MonkeyP
     assert config.data_dir == Path("/data/warmturn")
     assert (config.name, config.source) == ("demo", str(DEMO_FOLDER))
     assert (DEMO_FOLDER / "config.json").is_file()
-    assert config.engine_config() == EngineConfig(
+    assert engine_config(config) == EngineConfig(
         address="", model=str(DEMO_FOLDER), verdicts="/data/warmturn/verdicts", kv_folder="/data/warmturn/kv"
     )
     assert (config.durability, config.database, config.drain_seconds) == ("process", None, 30.0)
@@ -60,7 +61,7 @@ def test_every_value_reaches_the_engine() -> None:
     limits = "--max-running 3 --max-step-tokens 64 --max-queued 5 --tenant-share 0.25"
     tiers = "--disk-space 2G --disk-floor 1M --remote s3://bucket/kv --remote-space 8G --kv-at-rest int8 --kv-dtype fp8"
     line = f"org/model {values} {limits} {tiers} --data-dir /d"
-    assert serve(*line.split()).engine_config() == EngineConfig(
+    assert engine_config(serve(*line.split())) == EngineConfig(
         address="",
         model="org/model",
         device="cpu",
@@ -81,7 +82,7 @@ def test_every_value_reaches_the_engine() -> None:
         kv_dtype="fp8",
         tenant_share=0.25,
     )
-    assert serve("--disk-space", "0").engine_config().disk_space == 0  # not the default
+    assert engine_config(serve("--disk-space", "0")).disk_space == 0  # not the default
 
 
 @pytest.mark.parametrize(
@@ -152,8 +153,8 @@ def test_a_doctor_is_told_what_a_server_is(monkeypatch: pytest.MonkeyPatch) -> N
     line = "org/model --kv-memory 1M --port 9 --api-key ann=k1"
     config = parse(["doctor", *line.split(), "--json"])
     assert isinstance(config, DoctorConfig)
-    assert (config.engine_config(), config.port, config.api_key) == (
-        serve(*line.split()).engine_config(),
+    assert (engine_config(config), config.port, config.api_key) == (
+        engine_config(serve(*line.split())),
         9,
         {"ann": "k1"},
     )
@@ -306,5 +307,5 @@ def test_the_address_of_a_server_stands_where_people_put_it() -> None:
 
 def test_a_draft_model_that_would_not_draft_is_refused() -> None:
     with pytest.raises(UsageError, match="--draft-model: it drafts with --speculate auto only"):
-        serve("--draft-model", "small").engine_config()
-    assert serve("--draft-model", "small", "--speculate", "auto").engine_config().draft_model == "small"
+        engine_config(serve("--draft-model", "small"))
+    assert engine_config(serve("--draft-model", "small", "--speculate", "auto")).draft_model == "small"
