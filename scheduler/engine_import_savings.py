@@ -2,7 +2,7 @@
 time.
 
 transformers imports torch's packages for distributed models and for compiling, which one rank on a CPU does not use.
-They are imported after all if something asks for them.
+Packages are imported after all if something asks for them; distributed tensors do not work then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def leave_out_unused(config: EngineConfig) -> None:
 
 def _tell_of_no_distributed_tensor(torch: Any) -> None:
     """Let torch ask for the class of distributed tensors, once for all, as it does at the first operator on a tensor of
-    another class than its own; one rank has none, and the package, which imports sympy, may stay where it is.
+    another class than its own; one rank has none, and the package, which imports sympy, may stay where it is. Whoever
+    imports the package gets it, but in this process no operator works on a distributed tensor any more. Where a torch
+    asks for more, nothing is saved.
     """
     name = "torch.distributed.tensor"
     if name in sys.modules:
@@ -58,10 +60,9 @@ def _tell_of_no_distributed_tensor(torch: Any) -> None:
 
     sys.modules[name] = stand_in = ModuleType(name)
     stand_in.DTensor = type("DTensor", (), {})  # type: ignore[attr-defined]
-    try:
+    with suppress(Exception):
         torch.Tensor._make_wrapper_subclass(Other, (0,)).neg()
-    finally:
-        del sys.modules[name]
+    del sys.modules[name]
 
 
 @contextmanager

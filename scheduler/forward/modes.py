@@ -238,9 +238,11 @@ class PackedMode(PagedMode):
         ours = kernel() if self.model.device.type == "cpu" else None
         if ours is not None:
             self.fusion = Fusion(self._decoder, self.attention, packing.matrix, ours)
-            with nullcontext() if known is None else ours.without_products():
+            # What is recorded of states depends on their values: which rule they follow is found by trying.
+            with nullcontext() if known is None or self.stateful else ours.without_products():
                 self.fusion.find(steps, known)
-                self.fusion.record(self.model, steps)
+                if known is None or known.recorded:
+                    self.fusion.record(self.model, steps)
         return len(self.fusion) if self.fusion is not None else 0
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:

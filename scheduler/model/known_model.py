@@ -32,7 +32,7 @@ class MeasuredVerdict(msgspec.Struct, frozen=True):
     columns]`` of a from-scratch forward, as ``Measurement.sample`` takes them. The others are as in ``Verdict``;
     ``rounding`` is what rounding alone may do, ``windowed`` whether there are ``windows``, ``trace`` what a plain
     forward showed, None where it is to be shown again, ``in_place`` whether all layers read their keys in place, and
-    ``programs`` how many modules run as programs.
+    ``programs`` which modules run as programs.
     """
 
     made_by: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
@@ -147,15 +147,27 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     """The configuration for the model in ``file``, which is at ``path``. Raises ``GgufError`` where there is none for
     its architecture.
     """
-    beside = path.parent / "config.json"
-    config = AutoConfig.from_pretrained(str(path.parent)) if beside.is_file() else _derive(file)
+    own = _read_own(path.parent, file)
+    config = own or _derive(file)
     text = config.get_text_config(decoder=True)
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
     text.tie_word_embeddings = config.tie_word_embeddings = "output.weight" not in file.tensors
-    if file.architecture in MULTIPLIED and beside.is_file():
+    if file.architecture in MULTIPLIED and own is not None:
         without_multipliers(text)
     return text
+
+
+def _read_own(folder: Path, file: GgufFile) -> Any:
+    """The model's own configuration, if it is beside the file and transformers knows a model of that kind by itself;
+    None too if only code that comes with the model does, and it can be derived.
+    """
+    if not (folder / "config.json").is_file():
+        return None
+    kind = PretrainedConfig.get_config_dict(str(folder))[0].get("model_type")
+    if kind not in CONFIG_MAPPING and file.architecture in ARCHITECTURES:
+        return None
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
 def _derive(file: GgufFile) -> Any:

@@ -2,7 +2,8 @@
 
 A module is recorded in two steps with different numbers of tokens, and both recordings must agree. The program's
 results are compared with those of the module before it is used. If a module cannot be recorded it runs unchanged, and
-its children are tried.
+its children are tried. Of an earlier load it is known which modules can; they are recorded once, and the results of the
+whole model are compared afterwards.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ class Fusion:
                 fused.install()
             self._fused += found
         parts = {part for fused in self._fused for part in fused.module.modules()}
-        with self._origins.watching(module for module in self._root.modules() if module not in parts):
-            self._link(steps)
+        if known is None or known.chained:  # else chains were wrong
+            with self._origins.watching(module for module in self._root.modules() if module not in parts):
+                self._link(steps)
         self._origins.watch({module for fused in self._fused for module in fused.watched})
 
     def record(self, model: torch.nn.Module, steps: Steps) -> None:

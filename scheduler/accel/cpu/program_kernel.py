@@ -144,7 +144,7 @@ class ProgramKernel:
 
     @contextmanager
     def without_products(self) -> Iterator[None]:
-        """Within it results of products are zeros, and no weight is read."""
+        """Within it results of all products of this process are zeros, and no weight is read."""
         self._skips_products.value = 1
         try:
             yield

@@ -337,6 +337,16 @@ def test_the_models_own_configuration_wins(tmp_path: Path) -> None:
     assert not hasattr(config, "quantization_config")
 
 
+@pytest.mark.parametrize("label", ["chatglm", "exaone", "internlm2", "minicpm"])
+def test_a_configuration_of_code_that_comes_with_a_model_is_not_read(label: str, tmp_path: Path) -> None:
+    """transformers would ask on standard input whether to run the code."""
+    path, _ = written(tmp_path / "x.gguf", label, F32)
+    want = read_gguf_config(GgufFile(path), path).to_dict()
+    own = {"model_type": label, "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert read_gguf_config(GgufFile(path), path).to_dict() == want
+
+
 def test_all_ends_of_a_turn_end_a_reply(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "llama", F32)
     other = rewritten(path, "llama", {}, **{"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 258})
