@@ -82,6 +82,8 @@ def read_parallel_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
 def read_states_alone(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers that are all of Mamba 2."""
     widths = _widths_of_mamba(file, keys)
+    if widths["mamba_n_heads"] * widths["mamba_d_head"] % said["hidden_size"]:
+        raise GgufError("its layers are no whole number of times as wide as the model, which those of its model are")
     return {
         "num_heads": widths["mamba_n_heads"],
         "head_dim": widths["mamba_d_head"],
@@ -198,8 +200,15 @@ def read_single_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
         "use_conv_bias": mamba["mamba_conv_bias"],
         "use_bias": mamba["mamba_proj_bias"],
         "mlp_bias": _any(file, "ffn_up.bias"),
-        **({"norm_topk_prob": keys.get("expert_weights_norm", False)} if routed else {}),
+        **(_experts_of(file, keys, kinds.index("moe")) if routed else {}),
     }
+
+
+def _experts_of(file: GgufFile, keys: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Settings of experts; of their width older files have the tensors only."""
+    up = file.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
+    width = {} if up is None else {"moe_intermediate_size": up.shape[1]}
+    return {"norm_topk_prob": keys.get("expert_weights_norm", False), **width}
 
 
 def _kind_of(file: GgufFile, number: int) -> str:

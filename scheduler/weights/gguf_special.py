@@ -85,13 +85,15 @@ def _read_window(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 
 
 def _read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The same for layers some of which have one: every fourth has none, unless the file says which."""
-    layers, windowed = said["num_hidden_layers"], keys.get("attention.sliding_window_pattern")
-    if not isinstance(windowed, list) or len(windowed) != layers:
-        windowed = [number % 4 != 0 for number in range(1, layers + 1)]
+    """The same for layers some of which have one: every fourth has none, unless the file says which, or every which."""
+    layers, windowed = said["num_hidden_layers"], keys.get("attention.sliding_window_pattern", 4)
+    if isinstance(windowed, int):
+        windowed = [number % windowed != 0 for number in range(1, layers + 1)]
+    if len(windowed) < layers:
+        raise GgufError("the file does not say of each layer whether it has a sliding window")
     if "attention.sliding_window" not in keys:
         windowed = [False] * layers
-    return {"layer_types": _kinds(windowed), **_read_window(file, keys, said)}
+    return {"layer_types": _kinds(windowed[:layers]), **_read_window(file, keys, said)}
 
 
 def _read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +177,9 @@ def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
 
 
 def _check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """That embeddings are multiplied by the root of their width: llama.cpp knows no others."""
+    """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
+    other scores of experts than normalised sigmoids.
+    """
     if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
         raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
     if not keys.get("attention.sliding_window"):

@@ -138,3 +138,23 @@ def test_layers_that_do_not_follow_each_other_at_one_distance(tmp_path: Path) ->
     other = rewritten(path, "jamba", {}, **{"jamba.ssm.inner_size": 100})
     with pytest.raises(GgufError, match="how wide its layers of Mamba are"):
         read_gguf_config(GgufFile(other), other)
+
+
+def test_experts_of_an_older_file_are_as_wide_as_their_tensors(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
+    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "expert_feed_forward" not in key}
+    assert len(said) < len(metadata_of("nemotron_h_moe"))
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    older = write_file(tmp_path / "y.gguf", said, tensors)
+    assert read_gguf_config(GgufFile(older), older).moe_intermediate_size == want.config.moe_intermediate_size
+
+
+def test_states_that_are_no_whole_number_of_times_as_wide_as_the_model(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mamba2", Q8_0)
+    keys = metadata_of("mamba2")
+    heads = keys["mamba2.ssm.time_step_rank"]
+    damaged = rewritten(
+        path, "mamba2", {}, **{"mamba2.ssm.inner_size": heads * (keys["mamba2.ssm.inner_size"] // heads + 1)}
+    )
+    with pytest.raises(GgufError, match="no whole number of times as wide"):
+        read_gguf_config(GgufFile(damaged), damaged)

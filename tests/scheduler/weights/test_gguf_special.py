@@ -56,6 +56,21 @@ def test_layers_of_two_widths(tmp_path: Path) -> None:
             read_gguf_config(GgufFile(damaged), damaged)
 
 
+def test_which_layers_have_a_window(tmp_path: Path) -> None:
+    """Of each, or every which has none; further layers, which predict tokens, may be told of too."""
+    path, want = written(tmp_path / "x.gguf", "exaone4 windows", Q8_0)
+    key, count = "exaone4.attention.sliding_window_pattern", want.config.num_hidden_layers
+
+    def kinds(pattern: Any) -> list[str]:
+        file = rewritten(path, "exaone4 windows", {}, **{key: pattern})
+        return [kind.partition("_")[0] for kind in read_gguf_config(GgufFile(file), file).layer_types]
+
+    turns = [number % 2 == 0 for number in range(count)]
+    assert kinds([*turns, True]) == kinds(turns) == kinds(2) == ["sliding" if each else "full" for each in turns]
+    with pytest.raises(GgufError, match="of each layer whether it has a sliding window"):
+        kinds(turns[1:])
+
+
 def test_numbers_of_activations_are_weights(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "apertus", Q8_0)
     file = GgufFile(path)
