@@ -103,7 +103,7 @@ def interleaved(rows: int, heads: int) -> torch.Tensor:
 def byte_tokens(count: int = 259) -> dict[str, Any]:
     """Metadata of a byte-level tokenizer of ``count`` tokens: 256 bytes, two marks, an end, and unused ones."""
     letters = bytes_to_unicode()
-    tokens = [letters[byte] for byte in range(256)] + ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    tokens = [letters[byte] for byte in range(256)] + ["<|im_start|>", "<|im_sep|>", "<|endoftext|>"]
     unused = [f"<|unused{number}|>" for number in range(count - len(tokens))]
     return {
         "tokenizer.ggml.model": "gpt2",

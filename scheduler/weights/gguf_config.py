@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
@@ -133,7 +134,6 @@ _KEYS = {
     "ssm.inner_size": ("intermediate_size",),
 }
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # each of them ends a reply
 # Settings that the metadata does not say, and tensors that are there if they are on.
 _SHOWN = {
     "mlp_bias": "ffn_down.bias",
@@ -228,10 +228,8 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
     if table is None or len(table.shape) != 2:
         raise GgufError("the file has no embeddings (token_embd.weight)")
     said: dict[str, Any] = {"vocab_size": table.shape[0]}
-    stored = {key: file.metadata.get(f"tokenizer.ggml.{key}") for key in (*_TOKENS, *_ENDS)}
-    said |= {name: stored[key] for key, name in _TOKENS.items()}
-    ends = list(dict.fromkeys(stored[key] for key in _ENDS if stored[key] is not None))
-    if len(ends) > 1:
+    said |= {name: file.metadata.get(f"tokenizer.ggml.{key}") for key, name in _TOKENS.items()}
+    if len(ends := read_ends(file)) > 1:
         said["eos_token_id"] = ends
     biased = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     for name in ("attention_bias", "use_qkv_bias"):

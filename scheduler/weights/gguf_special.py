@@ -19,7 +19,6 @@ from scheduler.weights.gguf_hybrid import (
 )
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
-_ENDS = ("<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>")
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
 
 
@@ -310,14 +309,6 @@ def _turned_part(file: GgufFile) -> float:
     return 0.25 if factors is None else float((values(factors) == 1).float().mean())
 
 
-def _read_ends(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Each of the tokens that end a reply: the metadata names one, and the vocabulary has them all."""
-    known, words = said.get("eos_token_id"), file.metadata.get("tokenizer.ggml.tokens", [])
-    ends = [known] if isinstance(known, int) else list(known or [])
-    ends += [words.index(word) for word in _ENDS if word in words]
-    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
-
-
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (_read_some_windows, _check_normed_sigmoids),
@@ -333,8 +324,8 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "falcon-h1": (read_parallel_parts,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
-    "gemma3n": (_read_streams, _read_ends),
-    "gemma4": (_read_two_widths, _read_ends),
+    "gemma3n": (_read_streams,),
+    "gemma4": (_read_two_widths,),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),

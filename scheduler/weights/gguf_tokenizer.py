@@ -13,6 +13,7 @@ from typing import Any
 from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_path import find_file
+from scheduler.weights.gguf_splits import set_split
 
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -21,6 +22,7 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
+_SPACE = "\u2581"  # in SentencePiece vocabularies
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -44,6 +46,7 @@ def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     groups = {
         group: {name: metadata[f"tokenizer.{key}"] for key, name in renames.items() if f"tokenizer.{key}" in metadata}
@@ -65,7 +68,20 @@ def _convert(metadata: dict[str, Any]) -> Any:
         backend, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
+    if described.get("tokenizer_type") == "gpt2":
+        set_split(backend, metadata.get("tokenizer.ggml.pre"), frozenset(GGUF_PRE_TOKENIZER_SPLITS))
+    if metadata.get("tokenizer.ggml.add_space_prefix") is False:
+        _add_no_space(backend)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def _add_no_space(backend: Any) -> None:
+    """Let a SentencePiece tokenizer begin a text with what it begins with, not with a space."""
+    from tokenizers import decoders, pre_tokenizers
+
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer.prepend_scheme = "never"
+        backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
 def test_the_tokenizer_in_the_file(tmp_path: Path) -> None:
     path = write_file(tmp_path / "x.gguf", metadata_of("llama"), {})
     tokenizer = read_gguf_tokenizer(path)
-    text = "<|im_start|>user\nÜber 42?<|im_end|>"
+    text = "<|im_start|>user\nÜber 42?<|im_sep|>"
     assert tokenizer.encode(text) == [256, *b"user\n\xc3\x9cber 42?", 257]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.chat_template == TEMPLATE
