@@ -68,7 +68,8 @@ _EXPRESSIONS: dict[tuple[str, ...], tuple[str, ...]] = {
         r" ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
     ),
     ("afmoe",): (
-        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        r"\p{N}+",
+        r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{3}",  # threes from the right, which looks ahead once
         "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
         "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
         rf"{_PUNCTUATED}[\r\n]*|{_SPACES}",
