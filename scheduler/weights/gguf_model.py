@@ -45,6 +45,8 @@ def build_model(
     """
     with _parameters_without_memory(), no_init_weights():
         model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
+    if packed:
+        model.config._is_quantized = True  # as transformers' quantisers do: modules call others, and read no weights
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {*parameters, *model.state_dict()}
     found = find_tensors(names, file.tensors)
