@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,11 @@ def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
     return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
 
 
+def settings(path: Path) -> Any:
+    """The configuration for the model in a file. Raises ``GgufError``."""
+    return read_gguf_config(GgufFile(path), path)
+
+
 def logits(model: AutoModelForCausalLM) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(IDS).logits
@@ -30,11 +36,12 @@ def logits(model: AutoModelForCausalLM) -> torch.Tensor:
 
 
 def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metadata: object) -> Path:
-    """The file with other tensors; None for one that it shall not have."""
+    """The file with other tensors and metadata; None for what it shall not have."""
     file = GgufFile(path)
     tensors = {
         each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
         for each in file.tensors.values()
     }
     tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
-    return write_file(path.with_name("changed.gguf"), {**metadata_of(label), **metadata}, tensors)
+    said = {key: value for key, value in {**metadata_of(label), **metadata}.items() if value is not None}
+    return write_file(path.with_name("changed.gguf"), said, tensors)

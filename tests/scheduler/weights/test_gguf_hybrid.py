@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_kit import F32, Q8_0, Stored, store, write_file
-from gguf_loaded import logits, quiet, read, rewritten
+from gguf_kit import F32, Q8_0, Stored, store
+from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_models import metadata_of, written
 from transformers import AutoModelForCausalLM
 
-from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_source import all_values
@@ -78,21 +77,21 @@ def test_biases_that_are_multiplied(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "falcon-h1", Q8_0)
     biased = rewritten(path, "falcon-h1", {"blk.0.attn_q.bias": store(torch.ones(128))})
     with pytest.raises(GgufError, match="its attention has biases"):
-        read_gguf_config(GgufFile(biased), biased)
+        settings(biased)
     want.config.attention_bias = True
     want.config.save_pretrained(tmp_path)
-    assert read_gguf_config(GgufFile(biased), biased).attention_bias
+    assert settings(biased).attention_bias
     want.config.attention_in_multiplier = 1.1
     want.config.save_pretrained(tmp_path)
     with pytest.raises(GgufError, match="biases of its attention are multiplied"):
-        read_gguf_config(GgufFile(biased), biased)
+        settings(biased)
 
 
 def test_layers_of_a_single_part_that_are_not_of_a_kind(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
     both = rewritten(path, "nemotron_h_moe", {"blk.0.ffn_up.weight": store(torch.ones(32, 64))})
     with pytest.raises(GgufError, match="layer 0 of the file is not of a kind"):
-        read_gguf_config(GgufFile(both), both)
+        settings(both)
     for key, wrong, told in (
         ("ssm.inner_size", 100, "how wide its layers of Mamba 2 are"),
         ("expert_used_count", [2, 2, 2, 1], "differ in their experts"),
@@ -100,12 +99,11 @@ def test_layers_of_a_single_part_that_are_not_of_a_kind(tmp_path: Path) -> None:
     ):
         damaged = rewritten(path, "nemotron_h_moe", {}, **{f"nemotron_h_moe.{key}": wrong})
         with pytest.raises(GgufError, match=told):
-            read_gguf_config(GgufFile(damaged), damaged)
-    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "group_used" not in key}
-    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
-    grouped = write_file(tmp_path / "y.gguf", {**said, "nemotron_h_moe.expert_group_count": 4}, tensors)
+            settings(damaged)
+    used, groups = "nemotron_h_moe.expert_group_used_count", "nemotron_h_moe.expert_group_count"
+    grouped = rewritten(path, "nemotron_h_moe", {}, **{used: None, groups: 4})
     with pytest.raises(GgufError, match="how many groups of experts are used"):
-        read_gguf_config(GgufFile(grouped), grouped)
+        settings(grouped)
 
 
 def test_a_last_layer_that_predicts_further_tokens_is_of_two_parts(tmp_path: Path) -> None:
@@ -127,26 +125,25 @@ def test_layers_that_do_not_say_whether_they_have_attention(tmp_path: Path) -> N
     ):
         damaged = rewritten(path, "granitehybrid", {}, **{f"granitehybrid.{key}": wrong})
         with pytest.raises(GgufError, match=told):
-            read_gguf_config(GgufFile(damaged), damaged)
+            settings(damaged)
 
 
 def test_layers_that_do_not_follow_each_other_at_one_distance(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "jamba", Q8_0)
     third = rewritten(path, "jamba", {"blk.4.attn_output.weight": store(torch.ones(64, 64))})
     with pytest.raises(GgufError, match="do not follow each other at one distance"):
-        read_gguf_config(GgufFile(third), third)
+        settings(third)
     other = rewritten(path, "jamba", {}, **{"jamba.ssm.inner_size": 100})
     with pytest.raises(GgufError, match="how wide its layers of Mamba are"):
-        read_gguf_config(GgufFile(other), other)
+        settings(other)
 
 
 def test_experts_of_an_older_file_are_as_wide_as_their_tensors(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "nemotron_h_moe", Q8_0)
-    said = {key: value for key, value in metadata_of("nemotron_h_moe").items() if "expert_feed_forward" not in key}
-    assert len(said) < len(metadata_of("nemotron_h_moe"))
-    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
-    older = write_file(tmp_path / "y.gguf", said, tensors)
-    assert read_gguf_config(GgufFile(older), older).moe_intermediate_size == want.config.moe_intermediate_size
+    width = "nemotron_h_moe.expert_feed_forward_length"
+    assert width in metadata_of("nemotron_h_moe")
+    older = rewritten(path, "nemotron_h_moe", {}, **{width: None})
+    assert settings(older).moe_intermediate_size == want.config.moe_intermediate_size
 
 
 def test_states_that_are_no_whole_number_of_times_as_wide_as_the_model(tmp_path: Path) -> None:
@@ -157,4 +154,4 @@ def test_states_that_are_no_whole_number_of_times_as_wide_as_the_model(tmp_path:
         path, "mamba2", {}, **{"mamba2.ssm.inner_size": heads * (keys["mamba2.ssm.inner_size"] // heads + 1)}
     )
     with pytest.raises(GgufError, match="no whole number of times as wide"):
-        read_gguf_config(GgufFile(damaged), damaged)
+        settings(damaged)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
-from gguf_loaded import logits, quiet, read, rewritten
+from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_models import MODELS, config_of, metadata_of, written
 from transformers import AutoModelForCausalLM
 
@@ -50,7 +50,7 @@ _ANYWHERE = {"transformers_version", "architectures", "dtype", "pad_token_id"}
 def test_a_configuration(label: str, tmp_path: Path) -> None:
     """All of its settings, also those that matter only for long texts."""
     path, _ = written(tmp_path / "x.gguf", label, Q8_0)
-    got, want = vars(read_gguf_config(GgufFile(path), path)), vars(config_of(label))
+    got, want = vars(settings(path)), vars(config_of(label))
     names = {*got, *want} - _ANYWHERE - _ELSEWHERE.get(label.partition(" ")[0], set())
     for name in sorted(names):
         mine, theirs = got.get(name, "nothing"), want.get(name, "nothing")
@@ -153,7 +153,7 @@ def test_a_window_that_the_model_cannot_have(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
     windowed = rewritten(path, "llama", {}, **{"llama.attention.sliding_window": 8})
     with pytest.raises(GgufError, match="it has a sliding window, which"):
-        read_gguf_config(GgufFile(windowed), windowed)
+        settings(windowed)
 
 
 def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_linear_attention_is_configured_by_the_metadata_alone(tmp_path: Path) ->
 
     def config(**metadata: object) -> dict[str, object]:
         other = rewritten(path, "qwen3next", {}, **{f"qwen3next.{key}": value for key, value in metadata.items()})
-        found: dict[str, object] = read_gguf_config(GgufFile(other), other).to_dict()
+        found: dict[str, object] = settings(other).to_dict()
         return found
 
     want = config_of("qwen3next").to_dict()
@@ -210,7 +210,7 @@ def test_which_layers_are_linear_need_not_be_said(tmp_path: Path) -> None:
     for interval, kinds in ((None, [True] * 2), (2, [True, False]), (1, [False] * 2)):
         said = {} if interval is None else {"qwen3next.full_attention_interval": interval}
         other = write_file(tmp_path / "y.gguf", {**metadata, **said}, {"token_embd.weight": store(torch.ones(288, 64))})
-        config = read_gguf_config(GgufFile(other), other)
+        config = settings(other)
         assert [kind == "linear_attention" for kind in config.layer_types] == kinds
     for key, value, told in (
         ("ssm.time_step_rank", 0, "how many heads"),
@@ -238,14 +238,14 @@ def test_linear_attention_in_older_files_and_of_another_shape(tmp_path: Path) ->
 
 def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "qwen35", Q4_0)
-    want, got = config_of("qwen35").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
+    want, got = config_of("qwen35").to_dict(), settings(path).to_dict()
     assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
     assert got == want
     without = metadata_of("qwen35")
     del without["qwen35.rope.dimension_sections"]
     other = write_file(tmp_path / "y.gguf", without, {"token_embd.weight": store(torch.ones(288, 64))})
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    assert read_gguf_config(GgufFile(other), other).rope_parameters == rope
+    assert settings(other).rope_parameters == rope
     for name, shape in (("attn_qkv.weight", (64, 64)), ("ssm_a", (5,)), ("ssm_out.weight", (64, 64))):
         with pytest.raises(GgufError, match=f"'blk.0.{name}' does not have whole heads"):
             read(rewritten(path, "qwen35", {f"blk.0.{name}": store(torch.ones(shape), Q4_0)}))
@@ -341,10 +341,10 @@ def test_the_models_own_configuration_wins(tmp_path: Path) -> None:
 def test_a_configuration_of_code_that_comes_with_a_model_is_not_read(label: str, tmp_path: Path) -> None:
     """transformers would ask on standard input whether to run the code."""
     path, _ = written(tmp_path / "x.gguf", label, F32)
-    want = read_gguf_config(GgufFile(path), path).to_dict()
+    want = settings(path).to_dict()
     own = {"model_type": label, "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(own))
-    assert read_gguf_config(GgufFile(path), path).to_dict() == want
+    assert settings(path).to_dict() == want
 
 
 def test_all_ends_of_a_turn_end_a_reply(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_words_that_end_a_reply_are_found_in_the_vocabulary(
     for number, word in words.items():
         tokens[number] = word
     other = rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})
-    assert read_gguf_config(GgufFile(other), other).eos_token_id == ends
+    assert settings(other).eos_token_id == ends
 
 
 def test_files_with_other_weights_or_settings_have_other_digests(tmp_path: Path) -> None:

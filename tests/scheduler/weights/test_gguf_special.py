@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q8_0, store, write_file
-from gguf_loaded import read, rewritten
+from gguf_loaded import read, rewritten, settings
 from gguf_models import config_of, metadata_of, written
 
-from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_source import all_values
@@ -21,7 +20,7 @@ def test_queries_that_grow_with_positions_that_are_not_stretched(tmp_path: Path)
     path, _ = written(tmp_path / "x.gguf", "mistral3", Q8_0)
     damaged = rewritten(path, "mistral3", {}, **{"mistral3.rope.scaling.type": "none"})
     with pytest.raises(GgufError, match="how its rotary positions are stretched"):
-        read_gguf_config(GgufFile(damaged), damaged)
+        settings(damaged)
 
 
 def test_layers_that_do_not_say_how_sparse_they_are(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_layers_that_do_not_say_how_sparse_they_are(tmp_path: Path) -> None:
         rewritten(path, "gemma3n", {"blk.0.laurel_l.weight": None}),
     ):
         with pytest.raises(GgufError, match="how sparse its layers are"):
-            read_gguf_config(GgufFile(damaged), damaged)
+            settings(damaged)
 
 
 def test_layers_of_two_widths(tmp_path: Path) -> None:
@@ -40,9 +39,9 @@ def test_layers_of_two_widths(tmp_path: Path) -> None:
     words = list(said["tokenizer.ggml.tokens"])
     words[5], words[7] = "<turn|>", "<eos>"
     changed = rewritten(path, "gemma4", {}, **{"tokenizer.ggml.tokens": words})
-    assert read_gguf_config(GgufFile(changed), changed).eos_token_id == [258, 7, 5]
+    assert settings(changed).eos_token_id == [258, 7, 5]
     uniform = rewritten(path, "gemma4", {"rope_freqs.weight": None}, **{"gemma4.rope.freq_base": 1000.0})
-    ropes = read_gguf_config(GgufFile(uniform), uniform).rope_parameters
+    ropes = settings(uniform).rope_parameters
     assert ropes["full_attention"] == {**want.config.rope_parameters["full_attention"], "rope_theta": 1000.0}
     for key, wrong in (
         ("attention.sliding_window_pattern", [True] * 6),
@@ -53,7 +52,7 @@ def test_layers_of_two_widths(tmp_path: Path) -> None:
     ):
         damaged = rewritten(path, "gemma4", {}, **{f"gemma4.{key}": wrong})
         with pytest.raises(GgufError, match="the file does not say"):
-            read_gguf_config(GgufFile(damaged), damaged)
+            settings(damaged)
 
 
 def test_which_layers_have_a_window(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_which_layers_have_a_window(tmp_path: Path) -> None:
 
     def kinds(pattern: Any) -> list[str]:
         file = rewritten(path, "exaone4 windows", {}, **{key: pattern})
-        return [kind.partition("_")[0] for kind in read_gguf_config(GgufFile(file), file).layer_types]
+        return [kind.partition("_")[0] for kind in settings(file).layer_types]
 
     turns = [number % 2 == 0 for number in range(count)]
     assert kinds([*turns, True]) == kinds(turns) == kinds(2) == ["sliding" if each else "full" for each in turns]
@@ -100,7 +99,7 @@ def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "dots1", Q8_0)
     by_softmax = rewritten(path, "dots1", {}, **{"dots1.expert_gating_func": 1})
     with pytest.raises(GgufError, match="scores of its experts are no sigmoids"):
-        read_gguf_config(GgufFile(by_softmax), by_softmax)
+        settings(by_softmax)
     path, _ = written(tmp_path / "x.gguf", "afmoe", Q8_0)
     for key, wrong, told in (
         ("expert_gating_func", 1, "no normalised sigmoids"),
@@ -109,7 +108,7 @@ def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
     ):
         other = rewritten(path, "afmoe", {}, **{f"afmoe.{key}": wrong})
         with pytest.raises(GgufError, match=told):
-            read_gguf_config(GgufFile(other), other)
+            settings(other)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> Non
     path, _ = written(tmp_path / "x.gguf", "glm4moe", F32)
     further: dict[str, object] = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
     path = rewritten(path, "glm4moe", {}, **further)
-    want, got = config_of("glm4moe").to_dict(), read_gguf_config(GgufFile(path), path).to_dict()
+    want, got = config_of("glm4moe").to_dict(), settings(path).to_dict()
     assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
     assert got == want
 
@@ -125,7 +124,7 @@ def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> Non
 def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> None:
     for label in ("deepseek2", "deepseek2 softmax"):
         path, _ = written(tmp_path / "x.gguf", label, F32)
-        config = read_gguf_config(GgufFile(path), path)
+        config = settings(path)
         want, got = config_of(label).to_dict(), config.to_dict()
         assert got.pop("rms_norm_eps") == pytest.approx(want.pop("rms_norm_eps"))
         assert got == want
@@ -137,7 +136,7 @@ def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> N
         said = {key: value for key, value in metadata.items() if key.removeprefix("deepseek2.") not in keys}
         said |= {f"deepseek2.{key}": value for key, value in more.items()}
         other = write_file(tmp_path / "y.gguf", said, tensors)
-        return read_gguf_config(GgufFile(other), other)
+        return settings(other)
 
     assert config_without("expert_gating_func").model_type == "deepseek_v3"
     assert config_without("expert_gating_func", "expert_count", "expert_group_count").model_type == "deepseek_v3"
@@ -155,12 +154,12 @@ def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
     tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
     said = {key: value for key, value in metadata_of("minicpm").items() if not key.endswith("_scale")}
     older = write_file(tmp_path / "y.gguf", said, tensors)
-    config = read_gguf_config(GgufFile(older), older)
+    config = settings(older)
     assert (config.embedding_multiplier, config.logits_scaling) == (12.0, 0.25)
     assert config.residual_multiplier == pytest.approx(1.4 / 2**0.5)
     routed = rewritten(path, "minicpm", {}, **{"minicpm.expert_count": 4})
     with pytest.raises(GgufError, match="no model of its architecture with experts"):
-        read_gguf_config(GgufFile(routed), routed)
+        settings(routed)
 
 
 def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
@@ -168,4 +167,4 @@ def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
     tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
     said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
     other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
-    assert read_gguf_config(GgufFile(other), other).rms_norm_eps == 0.5
+    assert settings(other).rms_norm_eps == 0.5
