@@ -135,7 +135,8 @@ def test_it_runs_like_a_forward_from_scratch(write: Callable[[Path], Path], loss
     path = write(tmp_path)
     loaded, original = load_quietly(path, dtype="float32"), load_quietly(DEMO, dtype="float32")
     assert loaded.verdict.mode.name == "packed"
-    assert loaded.eos_token_ids == original.eos_token_ids
+    further = ["<|endoftext|>"] if write in (gguf_as_it_is, gguf_q8) else []  # a vocabulary's, as llama.cpp reads it
+    assert loaded.eos_token_ids == (*original.eos_token_ids, *original.tokenizer.convert_tokens_to_ids(further))
     assert loaded.context == original.context
     assert loaded.tokenizer.chat_template == original.tokenizer.chat_template
     text = "<|im_start|>user\nMy name is Ann, I'm 42."
