@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,12 @@ def settled(kit: Kit) -> None:
     """Whatever can be written is on disk."""
     if kit.store.archive is not None:
         kit.settle()
+
+
+def written(kit: Kit) -> None:
+    """What has begun to be written is on disk."""
+    while kit.archive.write_behind.holds:
+        kit.archive.poll()
 
 
 def crowd(kit: Kit) -> None:
@@ -193,8 +198,7 @@ def test_a_running_turn_s_prompt_is_stored_to_make_room(
     session = kit.find("s")
     assert not kit.store.residency.make_room(1 << 20)  # nothing is stored yet
     assert session.released == 0
-    while kit.archive.write_behind.holds:
-        kit.archive.poll()
+    written(kit)
     used = kit.pool.device.used
     assert not kit.store.residency.make_room(1 << 20)
     assert session.running
@@ -223,9 +227,11 @@ def test_turns_wait_for_what_running_ones_store(tmp_path: Path, monkeypatch: pyt
     second = kit.send(prompts[1], 8, session="b")
     while not kit.outcomes[second].tokens:
         kit.step()
-        time.sleep(0.001)
+        written(kit)  # however slow the disk is
     assert kit.outcomes[first].finish_reason is None  # both run
-    kit.run()
+    while not kit.engine.idle:
+        kit.step()
+        written(kit)
     assert kit.engine.stats().preemptions == 0
     for turn, prompt, count in ((first, prompts[0], 60), (second, prompts[1], 8)):
         assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, count, kit.outcomes[turn].tokens)
