@@ -1,98 +1,131 @@
-"""How text is split into pieces before a byte-level vocabulary's merges, by the name that a GGUF file has for it. The
-expressions are llama.cpp's (src/llama-vocab.cpp) for the names that transformers does not know: it would split text for
-these as GPT-2 does.
+"""How text is split before merges, by the name that a GGUF file of a byte-level vocabulary has for it.
+
+The names and expressions are llama.cpp's (src/llama-vocab.cpp: ``llama_vocab::impl::load``, ``llm_tokenizer_bpe``).
+Where llama.cpp has rewritten an expression for its own matcher, this table has that of the model's tokenizer.json.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from scheduler.weights.gguf_header import GgufError
 
-_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    rf"{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*"
-    rf"{_ENDINGS}?"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_THREE = r"\p{N}{1,3}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = "|".join((_CONTRACTIONS, _WORD, _THREE, _MARKS, _SPACES))
+_QWEN2 = "|".join((_CONTRACTIONS, _WORD, r"\p{N}", _MARKS, _SPACES))
+_QWEN35 = "|".join(
+    (
+        _CONTRACTIONS,
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        _SPACES,
+    )
 )
-_KANA = "\u3040-\u309f\u30a0-\u30ff"
-_PUNCTUATED = (
+_FIRST, _LARGE, _SMALL = r"[^\r\n\p{L}\p{N}]?", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CASED = (f"{_FIRST}[{_LARGE}]*[{_SMALL}]+", f"{_FIRST}[{_LARGE}]+[{_SMALL}]*")  # words end before a new capital
+_MARKS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_CASED_AND_CONTRACTED = "|".join(f"{each}{_CONTRACTIONS}?" for each in _CASED)
+_TEKKEN = "|".join((*_CASED, r"\p{N}", _MARKS_AND_SLASHES, _SPACES))
+_GPT4O = "|".join((_CASED_AND_CONTRACTED, _THREE, _MARKS_AND_SLASHES, _SPACES))
+_NOT_HAN = r"&&[^\p{Han}]"
+_KIMI = "|".join(
+    (
+        r"[\p{Han}]+",
+        f"{_FIRST}[{_LARGE}{_NOT_HAN}]*[{_SMALL}{_NOT_HAN}]+{_CONTRACTIONS}?",
+        f"{_FIRST}[{_LARGE}{_NOT_HAN}]+[{_SMALL}{_NOT_HAN}]*{_CONTRACTIONS}?",
+        _THREE,
+        _MARKS,
+        _SPACES,
+    )
+)
+_LATIN = (  # and Greek, Cyrillic, Armenian, Georgian and other letters that have two cases
+    r"\s?["
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώ"
+    "ᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏"
+    "𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    r"]+"
+)
+_HAN_AND_HANGUL = "[一-龥ࠀ-一가-퟿]+"
+_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_AFTER_MARK = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
 )
-_THREE_DIGITS = r"\p{N}{1,3}"
+_AFTER_MARK_AND_LINES = rf"{_AFTER_MARK}[\r\n]*|{_SPACES}"
+_WITHOUT_STOPS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_LLAMA3 = rf"{_ENDINGS}|{_WORD}|{_THREE_DIGITS}|{_SIGNS}|{_SPACES}"
-_QWEN2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_SIGNS}|{_SPACES}"
-_DEEPSEEK3 = (_THREE_DIGITS, f"[\u4e00-\u9fa5{_KANA}]+", rf"{_PUNCTUATED}[\r\n]*|{_SPACES}")
-_WORDS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-
-# Each expression splits what the one before has left.
-_EXPRESSIONS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"): (r"\p{N}", _GPT2),
-    ("chatglm-bpe", "glm4", "glm5"): (_LLAMA3,),
-    ("minicpm5",): (_THREE_DIGITS, rf"{_ENDINGS}|{_WORD}|\p{{N}}+|{_SIGNS}|{_SPACES}"),
-    ("hunyuan", "stablelm2", "solar-open", "grok-2"): (_QWEN2,),
-    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): _DEEPSEEK3,
-    ("deepseek-coder",): (
-        r"[\r\n]",
-        r"\s?\p{L}+",
-        r"\s?\p{P}+",
-        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-        r"\p{N}",
+# Expressions, each of which splits what the ones before have left whole, and the names that files have for them.
+_NAMES: dict[tuple[str, ...], str] = {
+    (_GPT2,): (
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert roberta-bpe "
+        "jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code"
     ),
-    ("deepseek-llm",): (
-        r"[\r\n]",
-        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
-        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
-        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-        r"\p{N}+",
+    (r"\p{N}", _GPT2): "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+    (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"): "falcon",
+    (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"): "default",
+    (_LLAMA3,): (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe "
+        "glm4 glm5"
     ),
-    ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
-    ("bloom", "poro-chat", "gpt3-finnish"): (_WORDS,),
-    ("viking",): (_WORDS, r"\p{N}"),
-    ("bailingmoe", "bailingmoe2", "llada-moe"): (
-        rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|{_WORD}|\p{{N}}|{_SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",
-    ),
-    ("seed-coder",): (rf"{_ENDINGS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
-    ("tiny_aya", "cohere2moe"): (
-        r"\d{1,3}(?=(?:\d{3})*\b)",
-        rf"{_CASED}|{_THREE_DIGITS}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-    ),
-    ("exaone-moe",): (
-        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-    ),
-    ("afmoe",): (
+    (
+        "|".join((_CONTRACTIONS, _WORD, _THREE, _MARKS, r"\s*[\r\n]+"))
+        + "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+        + r"|\s{1,2}(?!\S)|\s{1}",
+    ): "jais-2",
+    (_THREE, "|".join((_CONTRACTIONS, _WORD, r"\p{N}+", _MARKS, _SPACES))): "minicpm5",
+    (_QWEN2,): "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+    (r"[^\n]+|[\n]+", _QWEN2): "laguna",
+    ("|".join((_WORD, r"\p{N}", _MARKS, _SPACES)),): "ufakzeka",
+    (_QWEN35,): "qwen35",
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    ): "bailingmoe bailingmoe2 llada-moe",
+    ("|".join((_CONTRACTIONS, _WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES)),): "seed-coder",
+    (
+        rf"{_CONTRACTIONS}|{_FIRST}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    ): "exaone-moe",
+    (_TEKKEN,): "tekken",
+    (_GPT4O,): "gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m",
+    (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O): "tiny_aya cohere2moe",
+    (
+        rf"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_HAN_AND_KANA}",
+        "|".join((_CASED_AND_CONTRACTED, r"\p{N}", _MARKS_AND_SLASHES, _SPACES)),
+    ): "youtu",
+    (_KIMI,): "kimi-k2",
+    (r"[\r\n]", _LATIN, r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+"): "deepseek-llm",
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, r"\p{N}"): "deepseek-coder",
+    (_THREE, _HAN_AND_KANA, _AFTER_MARK_AND_LINES): "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
+    (_THREE, _HAN_AND_KANA, rf"{_AFTER_MARK}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"): "spark2_5",
+    (
         r"\p{N}+",
         r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{3}",  # threes from the right, which looks ahead once
-        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
-        "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
-        rf"{_PUNCTUATED}[\r\n]*|{_SPACES}",
-    ),
+        "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+        _AFTER_MARK_AND_LINES,
+    ): "afmoe",
+    (r"\p{N}+", r"(?=(\d{3})+(?!\d))"): "superbpe",
+    (_WITHOUT_STOPS,): "poro-chat bloom gpt3-finnish",
+    (_WITHOUT_STOPS, r"\p{N}"): "viking",
+    (
+        r"<sentinel:[0-9]+>",
+        r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        _GPT2,
+    ): "chameleon",
 }
-_SPLITS = {name: expressions for names, expressions in _EXPRESSIONS.items() for name in names}
-# Those that are GPT-2's; files without a name, and "default", are read so too.
-_OF_GPT2 = frozenset(
-    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert "
-    "roberta-bpe jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code".split()
-)
+_SPLITS = {name: expressions for expressions, names in _NAMES.items() for name in names.split()}
 
 
-def set_split(backend: Any, name: str | None, known: frozenset[str]) -> None:
-    """Let a byte-level tokenizer, ``tokenizers.Tokenizer``, split text as ``name`` says, unless that is one of those
-    that are ``known`` to whoever made it. Raises ``GgufError`` for a name that nobody knows.
+def split_expressions(name: str | None) -> tuple[str, ...]:
+    """The expressions for the ``tokenizer.ggml.pre`` of a file, in the order in which they are applied; those of
+    ``default`` where it is None, as in llama.cpp. Raises ``GgufError`` for an unknown name.
     """
-    from tokenizers import Regex, pre_tokenizers
-
-    if name is None or name in known or name in _OF_GPT2:
-        return
-    if name not in _SPLITS:
-        raise GgufError("how its vocabulary splits text is not known: put the model's tokenizer.json beside the file")
-    splits = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in _SPLITS[name]]
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, whole])
+    if (found := _SPLITS.get(str(name or "default"))) is None:
+        raise GgufError(
+            f"how its tokenizer splits text ({name}) is unknown: put the model's tokenizer.json beside the file"
+        )
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_splits import set_split
+from scheduler.weights.gguf_splits import split_expressions
 
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -46,7 +46,6 @@ def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     groups = {
         group: {name: metadata[f"tokenizer.{key}"] for key, name in renames.items() if f"tokenizer.{key}" in metadata}
@@ -64,24 +63,35 @@ def _convert(metadata: dict[str, Any]) -> Any:
         token = metadata.get(f"tokenizer.ggml.{key}")
         settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
     architecture = str(metadata.get("general.architecture"))
+    split = described.pop("pre_tokenizer_type", None)  # transformers knows few, and takes GPT-2's for the others
+    by_bytes = described.get("tokenizer_type") == "gpt2"
+    expressions = split_expressions(split) if by_bytes else ()
     try:
         backend, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
-    if described.get("tokenizer_type") == "gpt2":
-        set_split(backend, metadata.get("tokenizer.ggml.pre"), frozenset(GGUF_PRE_TOKENIZER_SPLITS))
-    if metadata.get("tokenizer.ggml.add_space_prefix") is False:
-        _add_no_space(backend)
+    if by_bytes:
+        backend.pre_tokenizer = _split(expressions)
+    elif described.get("tokenizer_type") == "llama" and described.get("add_prefix_space") is False:
+        _leave_starts(backend)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
-def _add_no_space(backend: Any) -> None:
-    """Let a SentencePiece tokenizer begin a text with what it begins with, not with a space."""
-    from tokenizers import decoders, pre_tokenizers
+def _split(expressions: tuple[str, ...]) -> Any:
+    """What splits text by each of the expressions in turn, and spells what is left as bytes."""
+    from tokenizers import Regex, pre_tokenizers
 
-    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
-        backend.pre_tokenizer.prepend_scheme = "never"
-        backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    splits = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in expressions]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _leave_starts(backend: Any) -> None:
+    """Has a SentencePiece tokenizer put no space before a text, nor take one away from what it decodes."""
+    from tokenizers import decoders, normalizers
+
+    backend.normalizer = normalizers.Replace(" ", _SPACE)
+    backend.pre_tokenizer = None  # the others have the space put there, and text is not split
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 if __name__ == "__main__":

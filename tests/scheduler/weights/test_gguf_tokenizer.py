@@ -1,0 +1,104 @@
+"""Tokenizers of GGUF files: how they split text, for every name of a split that llama.cpp knows, and first spaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_kit import byte_tokens, write_file
+from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_splits import _NAMES
+from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
+
+# A text, and its pieces for each name as llama.cpp's own code makes them. Where that only comes near to the expression
+# of the model's tokenizer.json (tekken, gpt-4o, tiny_aya, youtu, kimi-k2, afmoe and the like), as that does.
+SPLITS: dict[str, Any] = json.loads(Path(__file__).with_name("gguf_splits.json").read_text())
+PIECES = {name: row["pieces"].split("|") for row in SPLITS["rows"] for name in row["names"].split()}
+
+
+def _read(folder: Path, **changes: Any) -> Any:
+    said = {"general.architecture": "llama", **byte_tokens()}
+    said |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return read_gguf_tokenizer(
+        write_file(folder / "x.gguf", {name: value for name, value in said.items() if value is not None}, {})
+    )
+
+
+def _pieces(tokenizer: Any) -> list[str]:
+    """The pieces of the text, whose bytes a byte-level vocabulary spells as letters."""
+    bytes_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    found = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(SPLITS["text"])
+    return [bytes(bytes_of[letter] for letter in piece).decode() for piece, _ in found]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_text_is_split_as_the_file_says(name: str, tmp_path: Path) -> None:
+    assert _pieces(_read(tmp_path, pre=name)) == PIECES[name]
+
+
+def test_each_name_is_known_once() -> None:
+    named = [name for names in _NAMES.values() for name in names.split()]
+    assert sorted(named) == sorted(PIECES)
+    assert PIECES.keys() >= GGUF_PRE_TOKENIZER_SPLITS.keys()
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_file_that_does_not_say_has_the_default_split(name: str | None, tmp_path: Path) -> None:
+    assert _pieces(_read(tmp_path, pre=name)) == PIECES["default"]
+
+
+def test_merges_do_not_go_beyond_a_piece(tmp_path: Path) -> None:
+    newline = bytes_to_unicode()[10]
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"], f".{newline}", "12"]
+    said = {"tokens": tokens, "merges": [f". {newline}", "1 2"], "token_type": [1] * len(tokens)}
+    text = "e.\n12"
+    assert _read(tmp_path, pre="glm4", **said).tokenize(text) == ["e", f".{newline}", "12"]
+    assert _read(tmp_path, pre="hunyuan", **said).tokenize(text) == ["e", f".{newline}", "1", "2"]
+    assert _read(tmp_path, pre="smollm", **said).tokenize(text) == ["e", ".", newline, "1", "2"]
+
+
+@pytest.mark.parametrize("name", [*SPLITS["refused"], "unheard-of"])
+def test_an_unknown_split_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(GgufError, match=rf"\({name}\) is unknown: put the model's tokenizer\.json beside the file"):
+        _read(tmp_path, pre=name)
+
+
+def test_a_tokenizer_beside_a_file_of_an_unknown_split(tmp_path: Path) -> None:
+    own = _read(tmp_path, pre="glm4")
+    own.save_pretrained(tmp_path)
+    assert _pieces(_read(tmp_path, pre="unheard-of")) == PIECES["glm4"]
+
+
+@pytest.mark.parametrize("architecture", ["jamba", "phi3"])  # of phi3 the space is put there by a normaliser
+@pytest.mark.parametrize("added", [None, True, False])
+def test_a_space_is_put_before_a_text_unless_the_file_says_otherwise(
+    architecture: str, added: bool | None, tmp_path: Path
+) -> None:
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    said = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    if added is not None:
+        said["tokenizer.ggml.add_space_prefix"] = added
+    tokenizer = read_gguf_tokenizer(write_file(tmp_path / "x.gguf", said, {}))
+    tokenizer.save_pretrained(tmp_path)
+    first = ["hi"] if added is False else ["▁hi"]
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
+        assert each.tokenize("hi hi") == [*first, "▁hi"]
+        assert each.tokenize("</s>hi")[1:] == (["▁hi"] if architecture == "phi3" and added is not False else ["hi"])
+        for text in ("hi hi", "é hi", *([" hi"] if added is False else [])):
+            assert each.decode(each.encode(text, add_special_tokens=False)) == text
+        assert each.encode("hi")[0] == 1
