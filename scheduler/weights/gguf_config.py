@@ -229,8 +229,8 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
         raise GgufError("the file has no embeddings (token_embd.weight)")
     said: dict[str, Any] = {"vocab_size": table.shape[0]}
     said |= {name: file.metadata.get(f"tokenizer.ggml.{key}") for key, name in _TOKENS.items()}
-    if len(ends := read_ends(file)) > 1:
-        said["eos_token_id"] = ends
+    if ends := read_ends(file.metadata):
+        said["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     biased = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     for name in ("attention_bias", "use_qkv_bias"):
         if hasattr(default, name):

@@ -347,35 +347,6 @@ def test_a_configuration_of_code_that_comes_with_a_model_is_not_read(label: str,
     assert settings(path).to_dict() == want
 
 
-def test_all_ends_of_a_turn_end_a_reply(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "x.gguf", "llama", F32)
-    other = rewritten(path, "llama", {}, **{"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 258})
-    file = GgufFile(other)
-    assert read_gguf_config(file, other).eos_token_id == [258, 257]
-
-
-@pytest.mark.parametrize(
-    ("label", "words", "ends"),
-    [
-        ("falcon-h1", {7: "<|im_end|>", 9: "<|user|>"}, [258, 7]),
-        ("glm4", {7: "<|observation|>", 9: "<|user|>"}, [258, 7]),
-        ("llama", {7: "<|observation|>"}, 258),
-        ("llama", {9: "<|end|>"}, [258, 9]),
-        ("gpt-oss", {7: "<|return|>", 8: "<|call|>", 9: "<|end|>"}, [258, 7, 8]),
-    ],
-)
-def test_words_that_end_a_reply_are_found_in_the_vocabulary(
-    label: str, words: dict[int, str], ends: int | list[int], tmp_path: Path
-) -> None:
-    """Beside the one that the metadata names."""
-    path, _ = written(tmp_path / "x.gguf", label, F32)
-    tokens = list(metadata_of(label)["tokenizer.ggml.tokens"])
-    for number, word in words.items():
-        tokens[number] = word
-    other = rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})
-    assert settings(other).eos_token_id == ends
-
-
 def test_files_with_other_weights_or_settings_have_other_digests(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
     file = GgufFile(path)

@@ -1,0 +1,104 @@
+"""The tokens that end a reply of a GGUF file's model: those of the metadata, and those that llama.cpp finds by word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_kit import F32
+from gguf_loaded import rewritten, settings
+from gguf_models import metadata_of, written
+
+from scheduler.weights.gguf_ends import read_ends
+
+NORMAL, CONTROL, OWN = 1, 3, 4
+
+
+def _ends(words: str, kind: int = CONTROL, *, architecture: str = "llama", **named: Any) -> list[str]:
+    """The ends of a vocabulary of an ``<eos-of-file>`` at 0, the words from 1 on, and two others, as words."""
+    tokens = ["<eos-of-file>", *words.split(), "<|user|>", "a"]
+    said = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [kind] * len(tokens),
+        "tokenizer.ggml.eos_token_id": 0,
+        **{f"tokenizer.ggml.{name}_token_id": token for name, token in named.items()},
+    }
+    found = [tokens[token] for token in read_ends(said)]
+    assert found[0] == "<eos-of-file>"
+    return found[1:]
+
+
+@pytest.mark.parametrize("label", ["falcon-h1", "llama", "qwen3", "gemma3n", "gemma4"])
+def test_every_architecture_ends_at_the_words_of_its_vocabulary(label: str, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", label, F32)
+    tokens = list(metadata_of(label)["tokenizer.ggml.tokens"])
+    tokens[5], tokens[7], tokens[9] = "<turn|>", "<eos>", "<|im_end|>"
+    assert settings(rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})).eos_token_id == [258, 5, 7, 9]
+
+
+def test_a_file_that_names_no_end_has_those_of_its_vocabulary(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", F32)
+    unnamed = rewritten(path, "llama", {}, **{"tokenizer.ggml.eos_token_id": None})
+    assert settings(unnamed).eos_token_id == 258
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "<|im_end|>",
+        "<|eot_id|> <|eom_id|>",
+        "<|end|>",
+        "<|return|> <|end|>",
+        "<|endoftext|> <|end_of_text|>",
+        "<end_of_turn> <eos>",
+        "<turn|> <|tool_response>",
+        "</s>",
+        "[EOS] [EOT]",
+        "<EOT> _<EOT>",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+        "[e~[",
+        "<|fim_pad|> <|repo_name|> <|file_sep|>",
+        "<fim_pad> <reponame>",
+    ],
+)
+def test_words_that_end_a_reply(words: str) -> None:
+    for kind in (CONTROL, OWN, NORMAL):
+        assert _ends(words, kind) == words.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        ("<|im_start|> <|observation|> <|assistant|> <think> </think> <s> <pad>", ""),
+        ("<|return|> <|call|> <|end|>", "<|return|> <|call|>"),  # it ends a part of a reply there
+        ("<|calls|> <|flush|> <|end|>", "<|calls|> <|flush|>"),
+        ("<|return|> <|flush|> <|end|>", "<|return|> <|flush|> <|end|>"),
+        ("<turn|> </s> <|tool_response>", "<turn|> <|tool_response>"),  # a word like others there
+        ("<fim_pad> <|fim_pad|>", "<|fim_pad|>"),
+    ],
+)
+def test_words_that_end_no_reply(words: str, ends: str) -> None:
+    assert _ends(words) == ends.split()
+
+
+@pytest.mark.parametrize("architecture", ["chatglm", "glm4", "glm4moe"])
+def test_an_observation_ends_a_reply_of_these(architecture: str) -> None:
+    ends = _ends("<|observation|> <|endoftext|>", architecture=architecture, eot=3)
+    assert ends == ["<|user|>", "<|observation|>", "<|endoftext|>"]
+
+
+def test_what_the_metadata_names_ends_a_reply() -> None:
+    assert _ends("b c", eot=2, eom=1) == ["c", "b"]
+    assert _ends("b c", eot=2, eom=2, fim_pad=1, fim_rep=0) == ["c", "b"]
+    assert _ends("b c", eot=5, eom=99, fim_sep=-1) == []  # out of the vocabulary
+    assert _ends("<|im_end|> b", eot=2) == ["b", "<|im_end|>"]
+    assert _ends("<|fim_pad|> b", fim_pad=2) == ["b"]
+
+
+def test_files_that_say_little() -> None:
+    assert read_ends({}) == []
+    assert read_ends({"tokenizer.ggml.eos_token_id": 7}) == [7]  # the vocabulary is elsewhere
+    assert read_ends({"tokenizer.ggml.tokens": ["a", "<|im_end|>"]}) == [1]  # no types
