@@ -117,7 +117,17 @@ _NAMES: dict[tuple[str, ...], str] = {
         _GPT2,
     ): "chameleon",
 }
+# Of these a piece that is a token as a whole is that token, whether merges lead to it or not.
+_WHOLE = frozenset(
+    "minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano youtu glm4 glm5 tekken "
+    "granite-embed-multi-97m".split()
+)
 _SPLITS = {name: expressions for expressions, names in _NAMES.items() for name in names.split()}
+
+
+def ignores_merges(name: str | None) -> bool:
+    """Whether pieces that are tokens are not merged, llama.cpp's ``ignore_merges``."""
+    return name in _WHOLE
 
 
 def split_expressions(name: str | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_splits import split_expressions
+from scheduler.weights.gguf_splits import ignores_merges, split_expressions
 
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -72,6 +72,7 @@ def _convert(metadata: dict[str, Any]) -> Any:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
     if by_bytes:
         backend.pre_tokenizer = _split(expressions)
+        backend.model.ignore_merges = ignores_merges(split)
     elif described.get("tokenizer_type") == "llama" and described.get("add_prefix_space") is False:
         _leave_starts(backend)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)

@@ -21,6 +21,11 @@ from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 SPLITS: dict[str, Any] = json.loads(Path(__file__).with_name("gguf_splits.json").read_text())
 PIECES = {name: row["pieces"].split("|") for row in SPLITS["rows"] for name in row["names"].split()}
 
+IGNORE_MERGES = (
+    *("minicpm5", "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    *("jina-v5-nano", "youtu", "glm4", "glm5", "tekken", "granite-embed-multi-97m"),
+)
+
 
 def _read(folder: Path, **changes: Any) -> Any:
     said = {"general.architecture": "llama", **byte_tokens()}
@@ -61,6 +66,18 @@ def test_merges_do_not_go_beyond_a_piece(tmp_path: Path) -> None:
     assert _read(tmp_path, pre="glm4", **said).tokenize(text) == ["e", f".{newline}", "12"]
     assert _read(tmp_path, pre="hunyuan", **said).tokenize(text) == ["e", f".{newline}", "1", "2"]
     assert _read(tmp_path, pre="smollm", **said).tokenize(text) == ["e", ".", newline, "1", "2"]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_a_piece_that_is_a_token_is_not_merged_where_llama_cpp_says_so(name: str, tmp_path: Path) -> None:
+    """The word "hello" is a token, and merges lead to others: ``ignore_merges`` of src/llama-vocab.cpp."""
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"], "he", "ll", "hello"]
+    said = {"tokens": tokens, "merges": ["h e", "l l"], "token_type": [1] * len(tokens)}
+    tokenizer = _read(tmp_path, pre=name, **said)
+    tokenizer.save_pretrained(tmp_path)
+    want = ["hello"] if name in IGNORE_MERGES else ["he", "ll", "o"]
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
+        assert each.tokenize("hello") == want
 
 
 @pytest.mark.parametrize("name", [*SPLITS["refused"], "unheard-of"])
