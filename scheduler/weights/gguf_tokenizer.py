@@ -73,8 +73,8 @@ def _convert(metadata: dict[str, Any]) -> Any:
     if by_bytes:
         backend.pre_tokenizer = _split(expressions)
         backend.model.ignore_merges = ignores_merges(split)
-    elif described.get("tokenizer_type") == "llama" and described.get("add_prefix_space") is False:
-        _leave_starts(backend)
+    elif described.get("tokenizer_type") == "llama":
+        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -86,13 +86,19 @@ def _split(expressions: tuple[str, ...]) -> Any:
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _leave_starts(backend: Any) -> None:
-    """Has a SentencePiece tokenizer put no space before a text, nor take one away from what it decodes."""
+def _write_spaces(backend: Any, before: bool) -> None:
+    """Has a SentencePiece tokenizer write spaces as llama.cpp does (src/llama-vocab.cpp: ``tokenize``, ``detokenize``):
+    if ``before``, one more before a text and after each special token, also where there is one, and the first one of
+    what is decoded is taken away. transformers' tokenizers of most kinds put one before a text that begins with none.
+    """
     from tokenizers import decoders, normalizers
 
-    backend.normalizer = normalizers.Replace(" ", _SPACE)
-    backend.pre_tokenizer = None  # the others have the space put there, and text is not split
-    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    further = [normalizers.Prepend(_SPACE)] if before else []
+    backend.normalizer = normalizers.Sequence([*further, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = None
+    taken = [decoders.Strip(" ", left=1)] if before else []
+    spelled = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*spelled, *taken])
 
 
 if __name__ == "__main__":

@@ -92,30 +92,55 @@ def test_a_tokenizer_beside_a_file_of_an_unknown_split(tmp_path: Path) -> None:
     assert _pieces(_read(tmp_path, pre="unheard-of")) == PIECES["glm4"]
 
 
-@pytest.mark.parametrize("architecture", ["jamba", "phi3"])  # of phi3 the space is put there by a normaliser
-@pytest.mark.parametrize("added", [None, True, False])
-def test_a_space_is_put_before_a_text_unless_the_file_says_otherwise(
-    architecture: str, added: bool | None, tmp_path: Path
-) -> None:
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+def _of_sentencepiece(folder: Path, architecture: str, added: bool | None) -> Any:
+    """A tokenizer of a few words, and of all bytes."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
     said = {
         "general.architecture": architecture,
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.tokens": [*words, "<think>"],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -0.5, 0.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
     if added is not None:
         said["tokenizer.ggml.add_space_prefix"] = added
-    tokenizer = read_gguf_tokenizer(write_file(tmp_path / "x.gguf", said, {}))
+    return read_gguf_tokenizer(write_file(folder / "x.gguf", said, {}))
+
+
+# A text, and its tokens as llama.cpp reads it with a space before texts, and without one.
+SPACES = [
+    ("hi hi", "▁hi ▁hi", "hi ▁hi"),
+    (" hi", "▁▁ hi", "▁hi"),
+    ("  hi", "▁▁ ▁hi", "▁▁ hi"),
+    (" ", "▁▁", "▁"),
+    ("", "", ""),
+    ("</s>hi", "</s> ▁hi", "</s> hi"),
+    (" </s> hi</s>", "▁▁ </s> ▁▁ hi </s>", "▁ </s> ▁hi </s>"),
+    ("hi</s></s>hi hi", "▁hi </s> </s> ▁hi ▁hi", "hi </s> </s> hi ▁hi"),
+    ("<think>hi <think>", "<think> ▁hi ▁ <think>", "<think> hi ▁ <think>"),
+]
+
+
+@pytest.mark.parametrize("architecture", ["jamba", "phi3"])
+@pytest.mark.parametrize("added", [None, True, False])
+def test_a_space_is_put_before_a_text_unless_the_file_says_otherwise(
+    architecture: str, added: bool | None, tmp_path: Path
+) -> None:
+    """Also where there is one, and after each special token."""
+    tokenizer = _of_sentencepiece(tmp_path, architecture, added)
     tokenizer.save_pretrained(tmp_path)
-    first = ["hi"] if added is False else ["▁hi"]
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
-        assert each.tokenize("hi hi") == [*first, "▁hi"]
-        assert each.tokenize("</s>hi")[1:] == (["▁hi"] if architecture == "phi3" and added is not False else ["hi"])
-        for text in ("hi hi", "é hi", *([" hi"] if added is False else [])):
+        for text, with_it, without in SPACES:
+            assert each.tokenize(text) == (without if added is False else with_it).split()
+        for text in ("hi hi", " hi", "  hi ", "é hi"):
             assert each.decode(each.encode(text, add_special_tokens=False)) == text
         assert each.encode("hi")[0] == 1
+
+
+@pytest.mark.parametrize("added", [None, True, False])
+def test_gemma_has_no_space_before_a_text_unless_the_file_says_so(added: bool | None, tmp_path: Path) -> None:
+    tokenizer = _of_sentencepiece(tmp_path, "gemma3", added)
+    assert tokenizer.tokenize(" hi</s>hi") == (["▁", "▁hi", "</s>", "▁hi"] if added else ["▁hi", "</s>", "hi"])
