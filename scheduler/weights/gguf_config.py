@@ -133,7 +133,7 @@ _KEYS = {
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "ssm.inner_size": ("intermediate_size",),
 }
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+_TOKENS = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}
 # Settings that the metadata does not say, and tensors that are there if they are on.
 _SHOWN = {
     "mlp_bias": "ffn_down.bias",
@@ -144,12 +144,16 @@ _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "l
 
 
 def read_gguf_config(file: GgufFile, path: Path) -> Any:
-    """The configuration for the model in ``file``, which is at ``path``. Raises ``GgufError`` where there is none for
-    its architecture.
+    """The configuration for the model in ``file``, which is at ``path``. The model's own, from a config.json beside it,
+    wins, except that the file's ends of replies are added to its own, of which it often has one: only a
+    generation_config.json beside the file takes their place. Raises ``GgufError`` where there is none for its
+    architecture.
     """
     own = _read_own(path.parent, file)
     config = own or _derive(file)
     text = config.get_text_config(decoder=True)
+    if own is not None:
+        text.eos_token_id = _setting([*_listed(config), *_listed(text), *read_ends(file.metadata)])
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
     text.tie_word_embeddings = config.tie_word_embeddings = "output.weight" not in file.tensors
@@ -168,6 +172,18 @@ def _read_own(folder: Path, file: GgufFile) -> Any:
     if kind not in CONFIG_MAPPING and file.architecture in ARCHITECTURES:
         return None
     return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def _listed(config: Any) -> list[int]:
+    """The ends of replies that a configuration has."""
+    ends = getattr(config, "eos_token_id", None)
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def _setting(ends: list[int]) -> Any:
+    """What a configuration has for these: a single one need not be a list."""
+    found = list(dict.fromkeys(ends))
+    return found[0] if len(found) == 1 else found or None
 
 
 def _derive(file: GgufFile) -> Any:
@@ -229,8 +245,7 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
         raise GgufError("the file has no embeddings (token_embd.weight)")
     said: dict[str, Any] = {"vocab_size": table.shape[0]}
     said |= {name: file.metadata.get(f"tokenizer.ggml.{key}") for key, name in _TOKENS.items()}
-    if ends := read_ends(file.metadata):
-        said["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    said["eos_token_id"] = _setting(read_ends(file.metadata))
     biased = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     for name in ("attention_bias", "use_qkv_bias"):
         if hasattr(default, name):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0, store, write_file
+from gguf_loaded import rewritten
 from gguf_models import metadata_of, written
 from loaded_kit import check_generated, load_quietly, reason
 from tiny_models import TEMPLATE
@@ -88,6 +90,30 @@ def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     other, _ = written(tmp_path / "y.gguf", "llama", Q4_0)
     first = fingerprint(load_quietly(path))
     assert fingerprint(load_quietly(path)) == first != fingerprint(load_quietly(other))
+
+
+@pytest.mark.parametrize(
+    ("own", "generation", "ends"),
+    [
+        (None, None, (258, 5)),
+        (7, None, (7, 258, 5)),
+        ([7, 5], {"temperature": 0.5}, (7, 5, 258)),
+        (7, {"eos_token_id": 9}, (9, 258)),  # the second is the tokenizer's own
+        (None, {"eos_token_id": [9, 8]}, (9, 8, 258)),
+    ],
+)
+def test_ends_of_the_vocabulary_end_replies_unless_a_generation_config_beside_the_file_says_which(
+    own: int | list[int] | None, generation: dict[str, object] | None, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", Q8_0)
+    tokens = list(metadata_of("llama")["tokenizer.ggml.tokens"])
+    tokens[5] = "<|im_end|>"
+    path = rewritten(path, "llama", {}, **{"tokenizer.ggml.tokens": tokens})
+    if own is not None:
+        (tmp_path / "config.json").write_text(json.dumps({**want.config.to_dict(), "eos_token_id": own}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_quietly(path).eos_token_ids == ends
 
 
 def test_the_tokenizer_in_the_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_every_architecture_ends_at_the_words_of_its_vocabulary(label: str, tmp_
     tokens = list(metadata_of(label)["tokenizer.ggml.tokens"])
     tokens[5], tokens[7], tokens[9] = "<turn|>", "<eos>", "<|im_end|>"
     assert settings(rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})).eos_token_id == [258, 5, 7, 9]
+
+
+def test_a_configuration_beside_a_file_adds_its_ends(tmp_path: Path) -> None:
+    """Of a model that sees, the ends of the whole and those of its text model."""
+    path, want = written(tmp_path / "x.gguf", "gemma3", F32)
+    text = {**want.config.to_dict(), "eos_token_id": 1}
+    own = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert settings(path).eos_token_id == [1, 106, 258]
 
 
 def test_a_file_that_names_no_end_has_those_of_its_vocabulary(tmp_path: Path) -> None:
