@@ -55,6 +55,9 @@ _AFTER_MARK = (
 _AFTER_MARK_AND_LINES = rf"{_AFTER_MARK}[\r\n]*|{_SPACES}"
 _WITHOUT_STOPS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
+# Of afmoe, superbpe and tiny_aya digits are split into threes from the right: a run of digits is looked at once.
+_NO_THREE = r"(?:\D++|(?<!\d)\d{1,2}(?=(?:\d{3})*(?!\d)))"
+
 # Expressions, each of which splits what the ones before have left whole, and the names that files have for them.
 _NAMES: dict[tuple[str, ...], str] = {
     (_GPT2,): (
@@ -89,7 +92,7 @@ _NAMES: dict[tuple[str, ...], str] = {
     ): "exaone-moe",
     (_TEKKEN,): "tekken",
     (_GPT4O,): "gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m",
-    (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O): "tiny_aya cohere2moe",
+    (r"(?<!\d)\d++\b", r"\A\d{1,2}(?=(?:\d{3})+\z)|\G\d{3}", _GPT4O): "tiny_aya cohere2moe",
     (
         rf"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_HAN_AND_KANA}",
         "|".join((_CASED_AND_CONTRACTED, r"\p{N}", _MARKS_AND_SLASHES, _SPACES)),
@@ -101,11 +104,11 @@ _NAMES: dict[tuple[str, ...], str] = {
     (_THREE, _HAN_AND_KANA, rf"{_AFTER_MARK}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"): "spark2_5",
     (
         r"\p{N}+",
-        r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{3}",  # threes from the right, which looks ahead once
+        r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{3}",
         "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
         _AFTER_MARK_AND_LINES,
     ): "afmoe",
-    (r"\p{N}+", r"(?=(\d{3})+(?!\d))"): "superbpe",
+    (r"\p{N}+", rf"{_NO_THREE}+|\d{{3}}{_NO_THREE}*"): "superbpe",
     (_WITHOUT_STOPS,): "poro-chat bloom gpt3-finnish",
     (_WITHOUT_STOPS, r"\p{N}"): "viking",
     (

@@ -68,6 +68,21 @@ def test_merges_do_not_go_beyond_a_piece(tmp_path: Path) -> None:
     assert _read(tmp_path, pre="smollm", **said).tokenize(text) == ["e", ".", newline, "1", "2"]
 
 
+THREES = [
+    ("afmoe", "12 34567a 890²", "12|Ġ|34|567|a|Ġ|8|90²"),
+    ("superbpe", "12 34567a 890²345", "12|Ġ|34|567|aĠ|890²|345"),
+    ("tiny_aya", "12 34567a 890²345  1234_", "12|Ġ|345|67|a|Ġ|890|²|345|Ġ|Ġ|123|4|_"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "pieces"), THREES)
+def test_digits_are_split_into_threes_from_the_right(name: str, text: str, pieces: str, tmp_path: Path) -> None:
+    """Of tiny_aya only where a word ends with them. To look ahead from each three of so many would take minutes."""
+    split = _read(tmp_path, pre=name).backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces.replace("²", "Â²").split("|")
+    assert len(split.pre_tokenize_str("1" * 300_001)) == 100_001
+
+
 @pytest.mark.parametrize("name", PIECES)
 def test_a_piece_that_is_a_token_is_not_merged_where_llama_cpp_says_so(name: str, tmp_path: Path) -> None:
     """The word "hello" is a token, and merges lead to others: ``ignore_merges`` of src/llama-vocab.cpp."""
