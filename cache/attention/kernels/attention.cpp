@@ -10,6 +10,7 @@
 #include <new>
 #include <type_traits>
 
+#include "few_rows.h"
 #include "tiled_attention.h"
 
 namespace {
@@ -21,6 +22,7 @@ struct Work : Layout<T> {
     typedef Layout<T> Base;
     using Base::Base;
     using Base::call;
+    using Base::conceal;
     using Base::key_row;
     using Base::value_row;
     using Base::group;
@@ -30,6 +32,7 @@ struct Work : Layout<T> {
     using Base::partial_floats;
     using Base::query_floats;
     using Base::partial;
+    using Base::point;
     using Base::locate;
     using Base::widen_head;
     using Base::work_floats;
@@ -47,9 +50,10 @@ struct Work : Layout<T> {
             if (fits && s.size * group > 2 * TILE) return TiledWork<T>(call).tiled(s, from, end, part, scratch);  // else it does not pay
         }
 #endif
-        read_queries(s, scratch);
         // The block after the last is read next where no other thread takes the next range.
         int64_t further = call.together && call.threads > 1 ? end : stop;
+        if (s.size * group <= FEW) return FewRows<T>(call).run(s, from, end, further, part, scratch);
+        read_queries(s, scratch);
         Block<T> blocks[2];
         if (from < end) locate(s, from, end, blocks[0]);
         for (int now = 0; from < end; from += BLOCK, now ^= 1) {
@@ -121,15 +125,6 @@ struct Work : Layout<T> {
         }
     }
 
-    // The rows of one head. Those shorter than a chunk are copied and filled up with zeros.
-    static void point(const T* const* from, int count, int64_t offset, const Row& row, T* spare, const T** to) {
-        for (int j = 0; j < count; j++) to[j] = from[j] + offset;
-        if (row.dim >= CHUNK) return;
-        std::memset((void*)spare, 0, count * CHUNK * sizeof(T));
-        for (int j = 0; j < count; j++)
-            to[j] = (const T*)std::memcpy((void*)(spare + j * CHUNK), (const void*)to[j], row.dim * sizeof(T));
-    }
-
     template <int ROWS, class V>
     void some_rows(const Span& s, const Block<T>& block, const Scales* scales, int64_t row, const float* query,
                    const float* columns, const V* const* values, const Row& width, Partial tile) const {
@@ -150,21 +145,8 @@ struct Work : Layout<T> {
         int from = low < 0 ? 0 : low, to = high < block.count ? high : block.count;
         int64_t c = 0;
         for (; c + WIDE <= width.chunks; c += WIDE)
-            add_values<V, ROWS, WIDE>(weights, values, from, to, width, c, tile.sums);
-        if (c < width.chunks) add_values<V, ROWS, 1>(weights, values, from, to, width, c, tile.sums);
-    }
-
-    // The soft cap, and minus infinity for what query `i` does not see.
-    void conceal(const Span& s, const Block<T>& block, int64_t i, float* scores) const {
-        if (call.softcap != 0.0f)
-            for (int j = 0; j < BLOCK; j += LANES)
-                store(scores + j, call.softcap * tangent(load(scores + j) / call.softcap));
-        int64_t low = call.first[s.row + i] - block.first, high = s.start + i + 1 - block.first;
-        for (int64_t j = 0; j < low && j < BLOCK; j++) scores[j] = NEVER;
-        if (high > block.count) high = block.count;
-        for (int64_t j = high < 0 ? 0 : high; j < BLOCK; j++) scores[j] = NEVER;
-        for (int64_t j = 0; j < block.count && block.first + j < s.flagged; j++)
-            if (!s.flags[block.first + j]) scores[j] = NEVER;
+            add_values<V, ROWS, WIDE>(weights, values, from, to, width, c, tile.sums, [] {});
+        if (c < width.chunks) add_values<V, ROWS, 1>(weights, values, from, to, width, c, tile.sums, [] {});
     }
 
     // The ranges of one session into its rows of the output; `results` lie one after the other.

@@ -91,15 +91,17 @@ void score(const float* queries, const float* columns, int count, int64_t dim, f
     }
 }
 
-// sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on.
-template <class T, int ROWS, int CHUNKS>
-void add_values(const float* weights, const T* const* values, int from, int to, const Row& row, int64_t c, float* sums) {
+// sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on. `ask` is called for each
+// chunk that is read.
+template <class T, int ROWS, int CHUNKS, class Ask>
+void add_values(const float* weights, const T* const* values, int from, int to, const Row& row, int64_t c, float* sums,
+                Ask ask) {
     vf s[ROWS][2 * CHUNKS];
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] = load(sums + r * row.padded + c * CHUNK + i * LANES);
     for (int j = from; j < to; j++) {
         vf v[2 * CHUNKS];
-        for (int i = 0; i < CHUNKS; i++) load(values[j] + row.at(c + i), v[2 * i], v[2 * i + 1]);
+        for (int i = 0; i < CHUNKS; i++) load(values[j] + row.at(c + i), v[2 * i], v[2 * i + 1]), ask();
         for (int r = 0; r < ROWS; r++) {
             vf weight = splat(weights[r * BLOCK + j]);
             for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] += weight * v[i];

@@ -63,14 +63,44 @@ struct Layout {
     int64_t work_floats(const Span& s) const {  // of a thread: queries, columns, values, rows filled up
         return query_floats(s) + aligned(BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK) + 16 * key_width);
     }
+    int64_t few_floats(const Span& s) const {  // as few_rows.h uses them: queries, scores twice, rows of one head
+        int64_t widest = key_row.padded > value_row.padded ? key_row.padded : value_row.padded;
+        return call.heads * s.size * (key_row.padded + BLOCK + LANES * LANES / 4) + 16 * widest;
+    }
     int64_t scratch_floats(const Span& s) const {  // and what is widened of records
-        return work_floats(s) + (call.codec ? BLOCK * (key_row.padded + value_row.padded) : 0);
+        int64_t few = aligned(few_floats(s)), work = work_floats(s);
+        return (few > work ? few : work) + (call.codec ? BLOCK * (key_row.padded + value_row.padded) : 0);
     }
     void widen_head(const Block<T>& block, int64_t head, float* scratch, const T** keys, const T** values, Scales& scales) const {
         T *wide_keys = (T*)scratch, *wide_values = wide_keys + BLOCK * key_row.padded;
-        widen_rows(Codec(call.codec), block.keys, block.count, call.key_begin, head, key_row, wide_keys, keys, scales.keys);
-        widen_rows(Codec(call.codec), block.values, block.count, call.value_begin, head, value_row, wide_values, values, scales.values);
+        widen_rows(Codec(call.codec), block.keys, block.count, head, key_row, wide_keys, keys);
+        widen_rows(Codec(call.codec), block.values, block.count, head, value_row, wide_values, values);
+        read_scales(block.keys, block.count, call.key_begin, head, scales.keys);
+        read_scales(block.values, block.count, call.value_begin, head, scales.values);
     }
+
+    // The rows of one head. Those shorter than a chunk are copied and filled up with zeros.
+    static void point(const T* const* from, int count, int64_t offset, const Row& row, T* spare, const T** to) {
+        for (int j = 0; j < count; j++) to[j] = from[j] + offset;
+        if (row.dim >= CHUNK) return;
+        std::memset((void*)spare, 0, count * CHUNK * sizeof(T));
+        for (int j = 0; j < count; j++)
+            to[j] = (const T*)std::memcpy((void*)(spare + j * CHUNK), (const void*)to[j], row.dim * sizeof(T));
+    }
+
+    // The soft cap, and minus infinity for what query `i` does not see.
+    void conceal(const Span& s, const Block<T>& block, int64_t i, float* scores) const {
+        if (call.softcap != 0.0f)
+            for (int j = 0; j < BLOCK; j += LANES)
+                store(scores + j, call.softcap * tangent(load(scores + j) / call.softcap));
+        int64_t low = call.first[s.row + i] - block.first, high = s.start + i + 1 - block.first;
+        for (int64_t j = 0; j < low && j < BLOCK; j++) scores[j] = NEVER;
+        if (high > block.count) high = block.count;
+        for (int64_t j = high < 0 ? 0 : high; j < BLOCK; j++) scores[j] = NEVER;
+        for (int64_t j = 0; j < block.count && block.first + j < s.flagged; j++)
+            if (!s.flags[block.first + j]) scores[j] = NEVER;
+    }
+
     Partial partial(const Span& s, float* at) const {
         int64_t rows = call.heads * s.size;
         return {at, at + rows * value_row.padded, at + rows * (value_row.padded + 1)};

@@ -42,19 +42,23 @@ struct Scales {  // of the keys and values of a block, for one head; 1 for those
     alignas(64) float keys[BLOCK], values[BLOCK];
 };
 
-// One head of `count` records as rows of a Row's width; their scales lie `begin` bytes before the numbers.
+// One head of `count` records as rows of a Row's width.
 template <class T>
-void widen_rows(Codec codec, const T* const* records, int count, int64_t begin, int64_t head, const Row& row, T* to,
-                const T** rows, float* scales) {
-    for (int j = 0; j < BLOCK; j++) scales[j] = 1.0f;
-    for (int j = 0; j < count; j++) {
-        const uint8_t* record = (const uint8_t*)records[j];
-        std::memcpy(scales + j, record - begin + head * sizeof(float), sizeof(float));
-        if (codec == INT8) widen<INT8>(record + head * row.dim, row.dim, to);
-        else widen<FP8>(record + head * row.dim, row.dim, to);
+void widen_rows(Codec codec, const T* const* records, int count, int64_t head, const Row& row, T* to, const T** rows) {
+    for (int j = 0; j < count; j++, to += row.padded) {
+        const uint8_t* numbers = (const uint8_t*)records[j] + head * row.dim;
+        if (codec == INT8) widen<INT8>(numbers, row.dim, to);
+        else widen<FP8>(numbers, row.dim, to);
         rows[j] = to;
-        to += row.padded;
     }
+}
+
+// The scales of one head of `count` records, which lie `begin` bytes before the numbers.
+template <class T>
+void read_scales(const T* const* records, int count, int64_t begin, int64_t head, float* scales) {
+    for (int j = 0; j < BLOCK; j++) scales[j] = 1.0f;
+    for (int j = 0; j < count; j++)
+        std::memcpy(scales + j, (const uint8_t*)records[j] - begin + head * sizeof(float), sizeof(float));
 }
 
 inline void multiply(float* block, const float* scales) {
