@@ -7,6 +7,7 @@ tokenizer as plain files.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _SPECIAL = {
 }
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _SPACE = "\u2581"  # in SentencePiece vocabularies
+_UNKNOWN, _CONTROL, _OWN = 2, 3, 4  # llama.cpp's types of tokens; the last is what it calls user-defined
+_WHOLE = (_UNKNOWN, _CONTROL, _OWN)
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -45,7 +48,7 @@ def read_gguf_tokenizer(path: Path) -> Any:
 def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING
 
     groups = {
         group: {name: metadata[f"tokenizer.{key}"] for key, name in renames.items() if f"tokenizer.{key}" in metadata}
@@ -62,20 +65,58 @@ def _convert(metadata: dict[str, Any]) -> Any:
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}")
         settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
-    architecture = str(metadata.get("general.architecture"))
-    split = described.pop("pre_tokenizer_type", None)  # transformers knows few, and takes GPT-2's for the others
     by_bytes = described.get("tokenizer_type") == "gpt2"
-    expressions = split_expressions(split) if by_bytes else ()
+    splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
     try:
-        backend, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), described)
+        backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
-    if by_bytes:
-        backend.pre_tokenizer = _split(expressions)
-        backend.model.ignore_merges = ignores_merges(split)
-    elif described.get("tokenizer_type") == "llama":
-        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
+    _add_special(backend, tokens, described.get("token_type") or ())
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def _by_bytes(described: dict[str, Any], splits: Any) -> Any:
+    """A byte-level tokenizer. Its words stay as the file spells them: special tokens are not spelled as bytes."""
+    from tokenizers import Tokenizer, decoders, models
+
+    whole = ignores_merges(described.get("pre_tokenizer_type"))
+    vocabulary = {token: number for number, token in enumerate(described["tokens"])}
+    merges = [tuple(each.split(" ")) for each in described["merges"]]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
+    backend.pre_tokenizer = splits
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
+    """A tokenizer of SentencePiece's kinds, without the special tokens of the class that transformers makes it of: they
+    need not be in the vocabulary.
+    """
+    from tokenizers import Tokenizer
+    from transformers.integrations.gguf import convert_gguf_tokenizer
+
+    architecture = str(metadata.get("general.architecture"))
+    without = {name: value for name, value in described.items() if name not in ("pre_tokenizer_type", "token_type")}
+    made, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), without)
+    backend = Tokenizer(made.model)
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = made.normalizer, made.pre_tokenizer, made.decoder
+    if described["tokenizer_type"] == "llama":
+        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
+    return backend
+
+
+def _add_special(backend: Any, tokens: list[str], kinds: Sequence[int]) -> None:
+    """Has tokens that are no ordinary words read whole wherever a text has them."""
+    from tokenizers import AddedToken
+
+    found = [(token, kind) for token, kind in zip(tokens, kinds, strict=False) if kind in _WHOLE]
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind != _OWN)
+            for token, kind in found
+            if backend.token_to_id(token) is not None
+        ]
+    )
 
 
 def _split(expressions: tuple[str, ...]) -> Any:

@@ -107,9 +107,31 @@ def test_a_tokenizer_beside_a_file_of_an_unknown_split(tmp_path: Path) -> None:
     assert _pieces(_read(tmp_path, pre="unheard-of")) == PIECES["glm4"]
 
 
-def _of_sentencepiece(folder: Path, architecture: str, added: bool | None) -> Any:
+def test_special_tokens_have_the_ids_of_the_file(tmp_path: Path) -> None:
+    """Also those with letters that stand for no byte, such as DeepSeek's. No token is added to the vocabulary."""
+    words = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "   ", "<unk>"]
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words]
+    named = {"bos_token_id": 256, "eos_token_id": None, "padding_token_id": None, "add_bos_token": True}
+    tokenizer = _read(tmp_path, pre="deepseek-llm", tokens=tokens, token_type=[1] * 256 + [3, 3, 4, 2], **named)
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
+        assert len(each) == len(tokens)
+        text = "<｜User｜>é   x<unk><|endoftext|></s>"
+        ids = each.encode(text)
+        assert ids == [256, 257, *b"\xc3\xa9", 258, *b"x", 259, *b"<|endoftext|></s>"]
+        assert each.decode(ids[1:]) == text
+        assert each.decode(ids, skip_special_tokens=True) == "é   x<|endoftext|></s>"
+
+
+def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) -> None:
+    tokenizer = _of_sentencepiece(tmp_path, "jamba", None, "<|unk|>", "<|begin|>", "<|end|>")
+    assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 266
+    assert tokenizer.encode("<|unk|><|end|></s>")[:3] == [1, 0, 2]
+
+
+def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *first: str) -> Any:
     """A tokenizer of a few words, and of all bytes."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
+    words = [*(first or ("<unk>", "<s>", "</s>")), *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
     said = {
         "general.architecture": architecture,
         "tokenizer.ggml.model": "llama",
