@@ -7,11 +7,12 @@ tokenizer as plain files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scheduler.model_names import read_quickly
+from scheduler.weights.gguf_ends import special_tokens
 from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_splits import ignores_merges, split_expressions
@@ -24,8 +25,6 @@ _SPECIAL = {
 }
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _SPACE = "\u2581"  # in SentencePiece vocabularies
-_UNKNOWN, _CONTROL, _OWN = 2, 3, 4  # llama.cpp's types of tokens; the last is what it calls user-defined
-_WHOLE = (_UNKNOWN, _CONTROL, _OWN)
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -62,6 +61,7 @@ def _convert(metadata: dict[str, Any]) -> Any:
         settings.setdefault("add_bos_token", True)  # as llama.cpp does where the file does not say
     elif described.get("tokenizer_type") == "gemma4":
         settings["add_bos_token"] = False  # its chat template writes the token
+    special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}")
         settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
@@ -71,7 +71,7 @@ def _convert(metadata: dict[str, Any]) -> Any:
         backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
-    _add_special(backend, tokens, described.get("token_type") or ())
+    _add_special(backend, tokens, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -105,18 +105,13 @@ def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
     return backend
 
 
-def _add_special(backend: Any, tokens: list[str], kinds: Sequence[int]) -> None:
+def _add_special(backend: Any, tokens: list[str], special: Mapping[int, bool]) -> None:
     """Has tokens that are no ordinary words read whole wherever a text has them."""
     from tokenizers import AddedToken
 
-    found = [(token, kind) for token, kind in zip(tokens, kinds, strict=False) if kind in _WHOLE]
-    backend.add_tokens(
-        [
-            AddedToken(token, normalized=False, special=kind != _OWN)
-            for token, kind in found
-            if backend.token_to_id(token) is not None
-        ]
-    )
+    found = [(tokens[number], hidden) for number, hidden in sorted(special.items())]
+    there = [each for each in found if backend.token_to_id(each[0]) is not None]
+    backend.add_tokens([AddedToken(token, normalized=False, special=hidden) for token, hidden in there])
 
 
 def _split(expressions: tuple[str, ...]) -> Any:

@@ -123,6 +123,37 @@ def test_special_tokens_have_the_ids_of_the_file(tmp_path: Path) -> None:
         assert each.decode(ids, skip_special_tokens=True) == "é   x<|endoftext|></s>"
 
 
+@pytest.mark.parametrize(
+    ("words", "kinds", "whole", "hidden"),
+    [
+        ("<|im_end|> <|user|>", [1, 1], "<|im_end|>", "<|im_end|>"),
+        ("<|im_end|> </s>", [4, 5], "<|im_end|> </s>", "<|im_end|> </s>"),
+        ("<fim_prefix> <|file_sep|>", [1, 1], "<fim_prefix> <|file_sep|>", "<fim_prefix> <|file_sep|>"),
+        ("<|return|> <|call|> <|end|>", [1, 1, 1], "<|return|> <|call|> <|end|>", "<|return|> <|call|>"),
+        ("<|tool_response> </s>", [3, 3], "<|tool_response>", "<|tool_response>"),
+        ("<|channel|> <|message|>", [1, 3], "<|channel|> <|message|>", "<|message|>"),
+        ("<|user|> <think> <unk>", [3, 4, 2], "<|user|> <think> <unk>", "<|user|> <unk>"),
+    ],
+)
+def test_words_at_which_replies_end_are_special_of_whatever_type(
+    words: str, kinds: list[int], whole: str, hidden: str, tmp_path: Path
+) -> None:
+    """As llama.cpp makes them (src/llama-vocab.cpp: ``cache_special_tokens``), so that a template's are one token."""
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words.split()]
+    named = {"eos_token_id": None, "padding_token_id": None}
+    tokenizer = _read(tmp_path, pre="qwen2", tokens=tokens, token_type=[1] * 256 + kinds, **named)
+    for number, word in enumerate(words.split(), 256):
+        assert tokenizer.encode(f"a{word}") == [97, *([number] if word in whole.split() else word.encode())]
+        assert tokenizer.decode([number], skip_special_tokens=True) == ("" if word in hidden.split() else word)
+
+
+def test_a_token_around_code_that_the_file_names_leaves_the_others_words(tmp_path: Path) -> None:
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], "<fim_prefix>", "<|code|>"]
+    said = {"tokens": tokens, "token_type": [1] * 256 + [1, 3], "eos_token_id": None, "padding_token_id": None}
+    assert _read(tmp_path, **said).encode("<fim_prefix>") == [256]
+    assert _read(tmp_path, **said, fim_pre_token_id=257).encode("<fim_prefix>") == [*b"<fim_prefix>"]
+
+
 def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) -> None:
     tokenizer = _of_sentencepiece(tmp_path, "jamba", None, "<|unk|>", "<|begin|>", "<|end|>")
     assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 266
