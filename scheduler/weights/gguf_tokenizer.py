@@ -15,7 +15,7 @@ from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_ends import special_tokens
 from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_splits import ignores_merges, split_expressions
+from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
 
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -57,10 +57,7 @@ def _convert(metadata: dict[str, Any]) -> Any:
     tokens = described.get("tokens")
     if not isinstance(tokens, list) or not tokens:
         raise GgufError("there is no tokenizer in the file or beside it")
-    if described.get("tokenizer_type") == "llama":
-        settings.setdefault("add_bos_token", True)  # as llama.cpp does where the file does not say
-    elif described.get("tokenizer_type") == "gemma4":
-        settings["add_bos_token"] = False  # its chat template writes the token
+    settings |= _around(described, settings)
     special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}")
@@ -73,6 +70,18 @@ def _convert(metadata: dict[str, Any]) -> Any:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
     _add_special(backend, tokens, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def _around(described: dict[str, Any], said: dict[str, Any]) -> dict[str, bool]:
+    """Whether a token begins texts, and one ends them: as the file says, and llama.cpp where it says nothing. Gemma 4
+    needs its begin, whatever the file says. Chats have what their template writes.
+    """
+    kind = described.get("tokenizer_type")
+    begun = kind == "llama" or (kind == "gpt2" and begins_texts(described.get("pre_tokenizer_type")))
+    return {
+        "add_bos_token": kind == "gemma4" or bool(said.get("add_bos_token", begun)),
+        "add_eos_token": bool(said.get("add_eos_token", kind == "t5")),
+    }
 
 
 def _by_bytes(described: dict[str, Any], splits: Any) -> Any:

@@ -26,6 +26,11 @@ IGNORE_MERGES = (
     *("jina-v5-nano", "youtu", "glm4", "glm5", "tekken", "granite-embed-multi-97m"),
 )
 
+BEGUN = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    *("tekken", "chameleon"),
+)
+
 
 def _read(folder: Path, **changes: Any) -> Any:
     said = {"general.architecture": "llama", **byte_tokens()}
@@ -93,6 +98,38 @@ def test_a_piece_that_is_a_token_is_not_merged_where_llama_cpp_says_so(name: str
     want = ["hello"] if name in IGNORE_MERGES else ["he", "ll", "o"]
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
         assert each.tokenize("hello") == want
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("said", [None, True, False])
+def test_texts_begin_with_the_token_for_that_as_the_file_says_or_else_as_its_split(
+    name: str, said: bool | None, tmp_path: Path
+) -> None:
+    """``add_bos`` of src/llama-vocab.cpp. Chats, which are read without it, have what their template writes."""
+    tokenizer = _read(tmp_path, pre=name, bos_token_id=256, add_bos_token=said)
+    begun = name in BEGUN if said is None else said
+    assert tokenizer.encode("a") == ([256, 97] if begun else [97])
+    assert tokenizer.encode("a", add_special_tokens=False) == [97]
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_gemma_4_begins_texts_whatever_the_file_says(said: bool | None, tmp_path: Path) -> None:
+    read = {"tokens": ["<pad>", "<eos>", "<bos>", "<unk>", "a"], "token_type": [3, 3, 3, 2, 1], "eos_token_id": 1}
+    tokenizer = _read(tmp_path, model="gemma4", bos_token_id=2, add_bos_token=said, **read)
+    assert tokenizer.encode("a<eos>") == [2, 4, 1]
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_texts_of_t5_end_with_the_token_for_that_unless_the_file_says_otherwise(
+    said: bool | None, tmp_path: Path
+) -> None:
+    read = {"tokens": ["<pad>", "</s>", "<unk>", "▁", "a"], "scores": [0.0, 0.0, 0.0, -1.0, -1.0], "eos_token_id": 1}
+    tokenizer = _read(tmp_path, model="t5", token_type=[3, 3, 2, 1, 1], add_eos_token=said, unknown_token_id=2, **read)
+    assert tokenizer.encode("a") == ([3, 4] if said is False else [3, 4, 1])
+
+
+def test_a_file_without_a_token_for_begins_has_none(tmp_path: Path) -> None:
+    assert _read(tmp_path, pre="llama-bpe").encode("a") == [97]
 
 
 @pytest.mark.parametrize("name", [*SPLITS["refused"], "unheard-of"])
