@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler.weights.gguf_named import named_token
+
 _NAMED = ("eos", "eot", "eom")
 _WORDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -55,7 +57,7 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[int, bool]:
     words, kinds = _vocabulary(metadata), metadata.get("tokenizer.ggml.token_type") or ()
     typed = enumerate(kinds[: len(words)])
     found = {number: kind != _OWN for number, kind in typed if kind in (_UNKNOWN, _CONTROL, _OWN)}
-    around = [number for name, number in _around_code(words).items() if _named(metadata, name) is None]
+    around = [number for name, number in _around_code(words).items() if named_token(metadata, name) is None]
     for number in (*around, *(number for number, word in enumerate(words) if word in _WORDS)):
         found[number] = True
     for number in (number for number, word in enumerate(words) if word in _PARTS):
@@ -70,10 +72,10 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[int, bool]:
 def _candidates(metadata: Mapping[str, Any], words: Sequence[str]) -> list[int]:
     """The tokens that end a reply, and those that only look like it."""
     known = {*_WORDS, *([_OBSERVATION] if metadata.get("general.architecture") in _OBSERVING else [])}
-    ends = [_named(metadata, name) for name in _NAMED]
+    ends = [named_token(metadata, name) for name in _NAMED]
     ends += [number for number, word in enumerate(words) if word in known]
     filled = _around_code(words)
-    ends += [filled.get(name) if (said := _named(metadata, name)) is None else said for name in _ENDING]
+    ends += [filled.get(name) if (said := named_token(metadata, name)) is None else said for name in _ENDING]
     return list(dict.fromkeys(each for each in ends if each is not None))
 
 
@@ -88,14 +90,6 @@ def _around_code(words: Sequence[str]) -> dict[str, int]:
     there = {word: number for number, word in enumerate(words) if word in sought}
     found = {name: next((word for word in spellings if word in there), None) for name, spellings in _FILLED.items()}
     return {name: there[word] for name, word in found.items() if word is not None}
-
-
-def _named(metadata: Mapping[str, Any], name: str) -> int | None:
-    """The token of this name in the metadata, if it is in the vocabulary or that is not known."""
-    token, tokens = metadata.get(f"tokenizer.ggml.{name}_token_id"), metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(token, int) or token < 0 or (isinstance(tokens, list) and token >= len(tokens)):
-        return None
-    return token
 
 
 def _passed(candidates: Sequence[int], words: Sequence[str]) -> set[int]:

@@ -14,15 +14,11 @@ from typing import Any
 from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_ends import special_tokens
 from scheduler.weights.gguf_header import GgufError, read_metadata
+from scheduler.weights.gguf_named import is_mark, named_token
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
 
-_SPECIAL = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _SPACE = "\u2581"  # in SentencePiece vocabularies
 _BESIDE = ("tokenizer.json", "tokenizer.model")
@@ -60,8 +56,9 @@ def _convert(metadata: dict[str, Any]) -> Any:
     settings |= _around(described, settings)
     special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
-        token = metadata.get(f"tokenizer.ggml.{key}")
-        settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
+        token = named_token(metadata, key)
+        ordinary = token is None or (token not in special and not is_mark(tokens[token]))
+        settings[name] = None if ordinary else tokens[token]
     by_bytes = described.get("tokenizer_type") == "gpt2"
     splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
     try:

@@ -191,13 +191,51 @@ def test_a_token_around_code_that_the_file_names_leaves_the_others_words(tmp_pat
     assert _read(tmp_path, **said, fim_pre_token_id=257).encode("<fim_prefix>") == [*b"<fim_prefix>"]
 
 
+@pytest.mark.parametrize(
+    ("first", "want"),
+    [
+        (("<unk>", "<s>", "</s>"), ("<s>", "</s>", "<unk>")),
+        (("<|pad|>", "<|startoftext|>", "<|endoftext|>"), ("<|startoftext|>", "<|endoftext|>", None)),
+        (("<pad>", "<eos>", "<bos>"), (None, None, None)),  # Gemma's
+    ],
+)
+def test_special_tokens_that_a_file_does_not_name(
+    first: tuple[str, ...], want: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    """llama.cpp's places for them, if the words there are such."""
+    tokenizer = _of_sentencepiece(tmp_path, "llama", None, *first, named=False)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == want
+    assert tokenizer.encode("hi") == [*([1] if want[0] else []), 263]
+
+
+@pytest.mark.parametrize("word", ["<|endoftext|>", ","])
+def test_special_tokens_that_a_byte_level_file_does_not_name(word: str, tmp_path: Path) -> None:
+    """llama.cpp takes token 11, which is Falcon's <|endoftext|>, and a comma of most."""
+    tokens = [f"<|{number}|>" for number in range(11)] + [word, "a"]
+    tokenizer = _read(tmp_path, pre="falcon3", tokens=tokens, token_type=[1] * 13, eos_token_id=None)
+    found = word if word != "," else None
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == (found, found, None)
+    assert tokenizer.encode("a") == ([11, 12] if found else [12])
+
+
+@pytest.mark.parametrize("name", ["padding", "unknown", "bos", "eos"])
+def test_a_named_token_that_is_an_ordinary_word_is_not_special(name: str, tmp_path: Path) -> None:
+    """Such as the padding "!" of many files, 0: what is special is not shown of a reply."""
+    said = {"padding_token_id": None, f"{name}_token_id": ord("!")}
+    tokenizer = _read(tmp_path, **said)
+    assert not {"!"} & {tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, tokenizer.eos_token}
+    assert tokenizer.decode(tokenizer.encode("Hi!"), skip_special_tokens=True) == "Hi!"
+
+
 def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) -> None:
     tokenizer = _of_sentencepiece(tmp_path, "jamba", None, "<|unk|>", "<|begin|>", "<|end|>")
     assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 266
     assert tokenizer.encode("<|unk|><|end|></s>")[:3] == [1, 0, 2]
 
 
-def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *first: str) -> Any:
+def _of_sentencepiece(
+    folder: Path, architecture: str, added: bool | None, *first: str, named: bool = True
+) -> Any:
     """A tokenizer of a few words, and of all bytes."""
     words = [*(first or ("<unk>", "<s>", "</s>")), *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
     said = {
@@ -206,10 +244,9 @@ def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *firs
         "tokenizer.ggml.tokens": [*words, "<think>"],
         "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -0.5, 0.0],
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
     }
+    if named:
+        said |= {f"tokenizer.ggml.{name}_token_id": number for number, name in enumerate(("unknown", "bos", "eos"))}
     if added is not None:
         said["tokenizer.ggml.add_space_prefix"] = added
     return read_gguf_tokenizer(write_file(folder / "x.gguf", said, {}))
