@@ -21,6 +21,8 @@ from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_ex
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _SPACE = "\u2581"  # in SentencePiece vocabularies
+_STRIPPING = ("phi-3", "phi3", "phi 3")  # names of models; llama.cpp knows the first two, converters write the third
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -56,16 +58,15 @@ def _convert(metadata: dict[str, Any]) -> Any:
     settings |= _around(described, settings)
     special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
-        token = named_token(metadata, key)
-        ordinary = token is None or (token not in special and not is_mark(tokens[token]))
-        settings[name] = None if ordinary else tokens[token]
+        word = None if (token := named_token(metadata, key)) is None else tokens[token]
+        settings[name] = word if token in special or is_mark(word or "") else None
     by_bytes = described.get("tokenizer_type") == "gpt2"
     splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
     try:
         backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
-    _add_special(backend, tokens, special)
+    _add_special(backend, metadata, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -111,13 +112,20 @@ def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
     return backend
 
 
-def _add_special(backend: Any, tokens: list[str], special: Mapping[int, bool]) -> None:
-    """Has tokens that are no ordinary words read whole wherever a text has them."""
+def _add_special(backend: Any, metadata: dict[str, Any], special: Mapping[int, bool]) -> None:
+    """Has tokens that are no ordinary words read whole wherever a text has them; of Phi-3 with the space behind."""
     from tokenizers import AddedToken
 
+    tokens = metadata["tokenizer.ggml.tokens"]
+    strips = any(name in str(metadata.get("general.name")).lower() for name in _STRIPPING)
     found = [(tokens[number], hidden) for number, hidden in sorted(special.items())]
-    there = [each for each in found if backend.token_to_id(each[0]) is not None]
-    backend.add_tokens([AddedToken(token, normalized=False, special=hidden) for token, hidden in there])
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=hidden, rstrip=strips and token not in _UNSTRIPPED)
+            for token, hidden in found
+            if backend.token_to_id(token) is not None
+        ]
+    )
 
 
 def _split(expressions: tuple[str, ...]) -> Any:

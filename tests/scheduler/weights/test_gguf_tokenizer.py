@@ -32,8 +32,8 @@ BEGUN = (
 )
 
 
-def _read(folder: Path, **changes: Any) -> Any:
-    said = {"general.architecture": "llama", **byte_tokens()}
+def _read(folder: Path, called: Any = None, **changes: Any) -> Any:
+    said = {"general.architecture": "llama", "general.name": called, **byte_tokens()}
     said |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
     return read_gguf_tokenizer(
         write_file(folder / "x.gguf", {name: value for name, value in said.items() if value is not None}, {})
@@ -227,18 +227,28 @@ def test_a_named_token_that_is_an_ordinary_word_is_not_special(name: str, tmp_pa
     assert tokenizer.decode(tokenizer.encode("Hi!"), skip_special_tokens=True) == "Hi!"
 
 
+@pytest.mark.parametrize("name", ["Phi3", "Phi-3.5-mini-instruct", "Phi 3 Mini 4k Instruct", "Phi 4 Mini", None])
+def test_spaces_behind_special_tokens_of_phi_3_are_taken_away(name: str | None, tmp_path: Path) -> None:
+    """As its own tokenizer does, and llama.cpp, which finds it by its name."""
+    words = ["<|user|>", "<|end|>", "<s>", "<|endoftext|>"]
+    said = {"tokens": [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words], "token_type": [1] * 256 + [3] * 4}
+    tokenizer = _read(tmp_path, **said, eos_token_id=None, padding_token_id=None, called=name)
+    space = [] if name is not None and "3" in name else [*b" \n "]
+    ids = [256, *space, 97, 32, 257, *space, 258, 32, 259, 32]
+    assert tokenizer.encode("<|user|> \n a <|end|> \n <s> <|endoftext|> ", add_special_tokens=False) == ids
+
+
 def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) -> None:
     tokenizer = _of_sentencepiece(tmp_path, "jamba", None, "<|unk|>", "<|begin|>", "<|end|>")
     assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 266
     assert tokenizer.encode("<|unk|><|end|></s>")[:3] == [1, 0, 2]
 
 
-def _of_sentencepiece(
-    folder: Path, architecture: str, added: bool | None, *first: str, named: bool = True
-) -> Any:
+def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *first: str, named: bool = True) -> Any:
     """A tokenizer of a few words, and of all bytes."""
-    words = [*(first or ("<unk>", "<s>", "</s>")), *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
-    said = {
+    first = first or ("<unk>", "<s>", "</s>")
+    words = [*first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
+    said: dict[str, Any] = {
         "general.architecture": architecture,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*words, "<think>"],
