@@ -16,6 +16,7 @@ from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
+from scheduler.weights.gguf_named import named_token
 from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
@@ -133,7 +134,7 @@ _KEYS = {
     "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
     "ssm.inner_size": ("intermediate_size",),
 }
-_TOKENS = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}
+_TOKENS = {"bos": "bos_token_id", "padding": "pad_token_id"}
 # Settings that the metadata does not say, and tensors that are there if they are on.
 _SHOWN = {
     "mlp_bias": "ffn_down.bias",
@@ -244,7 +245,7 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
     if table is None or len(table.shape) != 2:
         raise GgufError("the file has no embeddings (token_embd.weight)")
     said: dict[str, Any] = {"vocab_size": table.shape[0]}
-    said |= {name: file.metadata.get(f"tokenizer.ggml.{key}") for key, name in _TOKENS.items()}
+    said |= {name: named_token(file.metadata, key) for key, name in _TOKENS.items()}
     said["eos_token_id"] = _setting(read_ends(file.metadata))
     biased = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     for name in ("attention_bias", "use_qkv_bias"):

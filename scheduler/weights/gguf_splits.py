@@ -125,12 +125,21 @@ _WHOLE = frozenset(
     "minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano youtu glm4 glm5 tekken "
     "granite-embed-multi-97m".split()
 )
+# Texts of these begin with a token for that, unless the file says otherwise.
+_BEGUN = frozenset(
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken chameleon".split()
+)
 _SPLITS = {name: expressions for expressions, names in _NAMES.items() for name in names.split()}
 
 
 def ignores_merges(name: str | None) -> bool:
     """Whether pieces that are tokens are not merged, llama.cpp's ``ignore_merges``."""
     return name in _WHOLE
+
+
+def begins_texts(name: str | None) -> bool:
+    """Whether a token is put before texts where the file does not say so, llama.cpp's ``add_bos``."""
+    return name in _BEGUN
 
 
 def split_expressions(name: str | None) -> tuple[str, ...]:

@@ -7,22 +7,22 @@ tokenizer as plain files.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scheduler.model_names import read_quickly
+from scheduler.weights.gguf_ends import special_tokens
 from scheduler.weights.gguf_header import GgufError, read_metadata
+from scheduler.weights.gguf_named import is_mark, named_token
 from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_splits import ignores_merges, split_expressions
+from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
 
-_SPECIAL = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
 _SPACE = "\u2581"  # in SentencePiece vocabularies
+_STRIPPING = ("phi-3", "phi3", "phi 3")  # names of models; llama.cpp knows the first two, converters write the third
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -45,7 +45,7 @@ def read_gguf_tokenizer(path: Path) -> Any:
 def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING
 
     groups = {
         group: {name: metadata[f"tokenizer.{key}"] for key, name in renames.items() if f"tokenizer.{key}" in metadata}
@@ -55,27 +55,77 @@ def _convert(metadata: dict[str, Any]) -> Any:
     tokens = described.get("tokens")
     if not isinstance(tokens, list) or not tokens:
         raise GgufError("there is no tokenizer in the file or beside it")
-    if described.get("tokenizer_type") == "llama":
-        settings.setdefault("add_bos_token", True)  # as llama.cpp does where the file does not say
-    elif described.get("tokenizer_type") == "gemma4":
-        settings["add_bos_token"] = False  # its chat template writes the token
+    settings |= _around(described, settings)
+    special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
-        token = metadata.get(f"tokenizer.ggml.{key}")
-        settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
-    architecture = str(metadata.get("general.architecture"))
-    split = described.pop("pre_tokenizer_type", None)  # transformers knows few, and takes GPT-2's for the others
+        word = None if (token := named_token(metadata, key)) is None else tokens[token]
+        settings[name] = word if token in special or is_mark(word or "") else None
     by_bytes = described.get("tokenizer_type") == "gpt2"
-    expressions = split_expressions(split) if by_bytes else ()
+    splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
     try:
-        backend, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), described)
+        backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
-    if by_bytes:
-        backend.pre_tokenizer = _split(expressions)
-        backend.model.ignore_merges = ignores_merges(split)
-    elif described.get("tokenizer_type") == "llama":
-        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
+    _add_special(backend, metadata, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def _around(described: dict[str, Any], said: dict[str, Any]) -> dict[str, bool]:
+    """Whether a token begins texts, and one ends them: as the file says, and llama.cpp where it says nothing. Gemma 4
+    needs its begin, whatever the file says. Chats have what their template writes.
+    """
+    kind = described.get("tokenizer_type")
+    begun = kind == "llama" or (kind == "gpt2" and begins_texts(described.get("pre_tokenizer_type")))
+    return {
+        "add_bos_token": kind == "gemma4" or bool(said.get("add_bos_token", begun)),
+        "add_eos_token": bool(said.get("add_eos_token", kind == "t5")),
+    }
+
+
+def _by_bytes(described: dict[str, Any], splits: Any) -> Any:
+    """A byte-level tokenizer. Its words stay as the file spells them: special tokens are not spelled as bytes."""
+    from tokenizers import Tokenizer, decoders, models
+
+    whole = ignores_merges(described.get("pre_tokenizer_type"))
+    vocabulary = {token: number for number, token in enumerate(described["tokens"])}
+    merges = [tuple(each.split(" ")) for each in described["merges"]]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
+    backend.pre_tokenizer = splits
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
+    """A tokenizer of SentencePiece's kinds, without the special tokens of the class that transformers makes it of: they
+    need not be in the vocabulary.
+    """
+    from tokenizers import Tokenizer
+    from transformers.integrations.gguf import convert_gguf_tokenizer
+
+    architecture = str(metadata.get("general.architecture"))
+    without = {name: value for name, value in described.items() if name not in ("pre_tokenizer_type", "token_type")}
+    made, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), without)
+    backend = Tokenizer(made.model)
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = made.normalizer, made.pre_tokenizer, made.decoder
+    if described["tokenizer_type"] == "llama":
+        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
+    return backend
+
+
+def _add_special(backend: Any, metadata: dict[str, Any], special: Mapping[int, bool]) -> None:
+    """Has tokens that are no ordinary words read whole wherever a text has them; of Phi-3 with the space behind."""
+    from tokenizers import AddedToken
+
+    tokens = metadata["tokenizer.ggml.tokens"]
+    strips = any(name in str(metadata.get("general.name")).lower() for name in _STRIPPING)
+    found = [(tokens[number], hidden) for number, hidden in sorted(special.items())]
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=hidden, rstrip=strips and token not in _UNSTRIPPED)
+            for token, hidden in found
+            if backend.token_to_id(token) is not None
+        ]
+    )
 
 
 def _split(expressions: tuple[str, ...]) -> Any:

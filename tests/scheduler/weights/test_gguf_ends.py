@@ -108,6 +108,15 @@ def test_what_the_metadata_names_ends_a_reply() -> None:
     assert _ends("<|fim_pad|> b", fim_pad=2) == ["b"]
 
 
+@pytest.mark.parametrize(("model", "place"), [("llama", 2), ("gpt2", 11), ("t5", 1)])
+def test_an_ordinary_word_at_the_place_of_the_end_ends_no_reply(model: str, place: int) -> None:
+    """llama.cpp takes the token there for the end if the file names none."""
+    tokens = [chr(97 + number) for number in range(12)]
+    assert read_ends({"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": tokens}) == []
+    tokens[place] = "</s>" if model != "gpt2" else "<|endoftext|>"
+    assert read_ends({"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": ["<eos>", *tokens[1:]]}) == [place, 0]
+
+
 def test_files_that_say_little() -> None:
     assert read_ends({}) == []
     assert read_ends({"tokenizer.ggml.eos_token_id": 7}) == [7]  # the vocabulary is elsewhere

@@ -26,9 +26,14 @@ IGNORE_MERGES = (
     *("jina-v5-nano", "youtu", "glm4", "glm5", "tekken", "granite-embed-multi-97m"),
 )
 
+BEGUN = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    *("tekken", "chameleon"),
+)
 
-def _read(folder: Path, **changes: Any) -> Any:
-    said = {"general.architecture": "llama", **byte_tokens()}
+
+def _read(folder: Path, called: Any = None, **changes: Any) -> Any:
+    said = {"general.architecture": "llama", "general.name": called, **byte_tokens()}
     said |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
     return read_gguf_tokenizer(
         write_file(folder / "x.gguf", {name: value for name, value in said.items() if value is not None}, {})
@@ -95,6 +100,38 @@ def test_a_piece_that_is_a_token_is_not_merged_where_llama_cpp_says_so(name: str
         assert each.tokenize("hello") == want
 
 
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("said", [None, True, False])
+def test_texts_begin_with_the_token_for_that_as_the_file_says_or_else_as_its_split(
+    name: str, said: bool | None, tmp_path: Path
+) -> None:
+    """``add_bos`` of src/llama-vocab.cpp. Chats, which are read without it, have what their template writes."""
+    tokenizer = _read(tmp_path, pre=name, bos_token_id=256, add_bos_token=said)
+    begun = name in BEGUN if said is None else said
+    assert tokenizer.encode("a") == ([256, 97] if begun else [97])
+    assert tokenizer.encode("a", add_special_tokens=False) == [97]
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_gemma_4_begins_texts_whatever_the_file_says(said: bool | None, tmp_path: Path) -> None:
+    read = {"tokens": ["<pad>", "<eos>", "<bos>", "<unk>", "a"], "token_type": [3, 3, 3, 2, 1], "eos_token_id": 1}
+    tokenizer = _read(tmp_path, model="gemma4", bos_token_id=2, add_bos_token=said, **read)
+    assert tokenizer.encode("a<eos>") == [2, 4, 1]
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_texts_of_t5_end_with_the_token_for_that_unless_the_file_says_otherwise(
+    said: bool | None, tmp_path: Path
+) -> None:
+    read = {"tokens": ["<pad>", "</s>", "<unk>", "▁", "a"], "scores": [0.0, 0.0, 0.0, -1.0, -1.0], "eos_token_id": 1}
+    tokenizer = _read(tmp_path, model="t5", token_type=[3, 3, 2, 1, 1], add_eos_token=said, unknown_token_id=2, **read)
+    assert tokenizer.encode("a") == ([3, 4] if said is False else [3, 4, 1])
+
+
+def test_a_file_without_a_token_for_begins_has_none(tmp_path: Path) -> None:
+    assert _read(tmp_path, pre="llama-bpe").encode("a") == [97]
+
+
 @pytest.mark.parametrize("name", [*SPLITS["refused"], "unheard-of"])
 def test_an_unknown_split_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(GgufError, match=rf"\({name}\) is unknown: put the model's tokenizer\.json beside the file"):
@@ -107,19 +144,119 @@ def test_a_tokenizer_beside_a_file_of_an_unknown_split(tmp_path: Path) -> None:
     assert _pieces(_read(tmp_path, pre="unheard-of")) == PIECES["glm4"]
 
 
-def _of_sentencepiece(folder: Path, architecture: str, added: bool | None) -> Any:
+def test_special_tokens_have_the_ids_of_the_file(tmp_path: Path) -> None:
+    """Also those with letters that stand for no byte, such as DeepSeek's. No token is added to the vocabulary."""
+    words = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "   ", "<unk>"]
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words]
+    named = {"bos_token_id": 256, "eos_token_id": None, "padding_token_id": None, "add_bos_token": True}
+    tokenizer = _read(tmp_path, pre="deepseek-llm", tokens=tokens, token_type=[1] * 256 + [3, 3, 4, 2], **named)
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
+        assert len(each) == len(tokens)
+        text = "<｜User｜>é   x<unk><|endoftext|></s>"
+        ids = each.encode(text)
+        assert ids == [256, 257, *b"\xc3\xa9", 258, *b"x", 259, *b"<|endoftext|></s>"]
+        assert each.decode(ids[1:]) == text
+        assert each.decode(ids, skip_special_tokens=True) == "é   x<|endoftext|></s>"
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds", "whole", "hidden"),
+    [
+        ("<|im_end|> <|user|>", [1, 1], "<|im_end|>", "<|im_end|>"),
+        ("<|im_end|> </s>", [4, 5], "<|im_end|> </s>", "<|im_end|> </s>"),
+        ("<fim_prefix> <|file_sep|>", [1, 1], "<fim_prefix> <|file_sep|>", "<fim_prefix> <|file_sep|>"),
+        ("<|return|> <|call|> <|end|>", [1, 1, 1], "<|return|> <|call|> <|end|>", "<|return|> <|call|>"),
+        ("<|tool_response> </s>", [3, 3], "<|tool_response>", "<|tool_response>"),
+        ("<|channel|> <|message|>", [1, 3], "<|channel|> <|message|>", "<|message|>"),
+        ("<|user|> <think> <unk>", [3, 4, 2], "<|user|> <think> <unk>", "<|user|> <unk>"),
+    ],
+)
+def test_words_at_which_replies_end_are_special_of_whatever_type(
+    words: str, kinds: list[int], whole: str, hidden: str, tmp_path: Path
+) -> None:
+    """As llama.cpp makes them (src/llama-vocab.cpp: ``cache_special_tokens``), so that a template's are one token."""
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words.split()]
+    named = {"eos_token_id": None, "padding_token_id": None}
+    tokenizer = _read(tmp_path, pre="qwen2", tokens=tokens, token_type=[1] * 256 + kinds, **named)
+    for number, word in enumerate(words.split(), 256):
+        assert tokenizer.encode(f"a{word}") == [97, *([number] if word in whole.split() else word.encode())]
+        assert tokenizer.decode([number], skip_special_tokens=True) == ("" if word in hidden.split() else word)
+
+
+def test_a_token_around_code_that_the_file_names_leaves_the_others_words(tmp_path: Path) -> None:
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], "<fim_prefix>", "<|code|>"]
+    said = {"tokens": tokens, "token_type": [1] * 256 + [1, 3], "eos_token_id": None, "padding_token_id": None}
+    assert _read(tmp_path, **said).encode("<fim_prefix>") == [256]
+    assert _read(tmp_path, **said, fim_pre_token_id=257).encode("<fim_prefix>") == [*b"<fim_prefix>"]
+
+
+@pytest.mark.parametrize(
+    ("first", "want"),
+    [
+        (("<unk>", "<s>", "</s>"), ("<s>", "</s>", "<unk>")),
+        (("<|pad|>", "<|startoftext|>", "<|endoftext|>"), ("<|startoftext|>", "<|endoftext|>", None)),
+        (("<pad>", "<eos>", "<bos>"), (None, None, None)),  # Gemma's
+    ],
+)
+def test_special_tokens_that_a_file_does_not_name(
+    first: tuple[str, ...], want: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    """llama.cpp's places for them, if the words there are such."""
+    tokenizer = _of_sentencepiece(tmp_path, "llama", None, *first, named=False)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == want
+    assert tokenizer.encode("hi") == [*([1] if want[0] else []), 263]
+
+
+@pytest.mark.parametrize("word", ["<|endoftext|>", ","])
+def test_special_tokens_that_a_byte_level_file_does_not_name(word: str, tmp_path: Path) -> None:
+    """llama.cpp takes token 11, which is Falcon's <|endoftext|>, and a comma of most."""
+    tokens = [f"<|{number}|>" for number in range(11)] + [word, "a"]
+    tokenizer = _read(tmp_path, pre="falcon3", tokens=tokens, token_type=[1] * 13, eos_token_id=None)
+    found = word if word != "," else None
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == (found, found, None)
+    assert tokenizer.encode("a") == ([11, 12] if found else [12])
+
+
+@pytest.mark.parametrize("name", ["padding", "unknown", "bos", "eos"])
+def test_a_named_token_that_is_an_ordinary_word_is_not_special(name: str, tmp_path: Path) -> None:
+    """Such as the padding "!" of many files, 0: what is special is not shown of a reply."""
+    said = {"padding_token_id": None, f"{name}_token_id": ord("!")}
+    tokenizer = _read(tmp_path, **said)
+    assert not {"!"} & {tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, tokenizer.eos_token}
+    assert tokenizer.decode(tokenizer.encode("Hi!"), skip_special_tokens=True) == "Hi!"
+
+
+@pytest.mark.parametrize("name", ["Phi3", "Phi-3.5-mini-instruct", "Phi 3 Mini 4k Instruct", "Phi 4 Mini", None])
+def test_spaces_behind_special_tokens_of_phi_3_are_taken_away(name: str | None, tmp_path: Path) -> None:
+    """As its own tokenizer does, and llama.cpp, which finds it by its name."""
+    words = ["<|user|>", "<|end|>", "<s>", "<|endoftext|>"]
+    said = {"tokens": [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words], "token_type": [1] * 256 + [3] * 4}
+    tokenizer = _read(tmp_path, **said, eos_token_id=None, padding_token_id=None, called=name)
+    space = [] if name is not None and "3" in name else [*b" \n "]
+    ids = [256, *space, 97, 32, 257, *space, 258, 32, 259, 32]
+    assert tokenizer.encode("<|user|> \n a <|end|> \n <s> <|endoftext|> ", add_special_tokens=False) == ids
+
+
+def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) -> None:
+    tokenizer = _of_sentencepiece(tmp_path, "jamba", None, "<|unk|>", "<|begin|>", "<|end|>")
+    assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 266
+    assert tokenizer.encode("<|unk|><|end|></s>")[:3] == [1, 0, 2]
+
+
+def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *first: str, named: bool = True) -> Any:
     """A tokenizer of a few words, and of all bytes."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
-    said = {
+    first = first or ("<unk>", "<s>", "</s>")
+    words = [*first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
+    said: dict[str, Any] = {
         "general.architecture": architecture,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*words, "<think>"],
         "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -0.5, 0.0],
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
     }
+    if named:
+        said |= {f"tokenizer.ggml.{name}_token_id": number for number, name in enumerate(("unknown", "bos", "eos"))}
     if added is not None:
         said["tokenizer.ggml.add_space_prefix"] = added
     return read_gguf_tokenizer(write_file(folder / "x.gguf", said, {}))
