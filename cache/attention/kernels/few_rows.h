@@ -245,7 +245,8 @@ struct FewRows : Layout<T> {
     void add_rows(const float* weights, const T* const* values, int count, Stream& ahead, float* sums) const {
         auto ask = [&ahead] { ahead.ask<T>(); };
         int64_t c = 0;
-        for (; c + WIDE <= value_row.chunks; c += WIDE) add_values<T, ROWS, WIDE>(weights, values, 0, count, value_row, c, sums, ask);
+        for (; c + WIDE <= value_row.chunks; c += WIDE)
+            add_values<T, ROWS, WIDE>(weights, values, 0, count, value_row, c, sums, ask);
         if (c < value_row.chunks) add_values<T, ROWS, 1>(weights, values, 0, count, value_row, c, sums, ask);
     }
 };
