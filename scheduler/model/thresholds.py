@@ -15,7 +15,7 @@ from cache.pages.session import SessionCache
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode, installed
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import Measurement, reference_logits, rounding
+from scheduler.model.measurement import Measurement, make_session, reference_logits, rounding
 from scheduler.model.twin import Twin, make_twin
 
 _PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
@@ -31,7 +31,13 @@ class Thresholds:
         self._causal = self._repeats = True
         session = max(measurement.sessions, key=lambda one: len(one.token_ids))
         argument = measurement.trace.argument
-        found = make_twin(measurement.model, lambda model: _run_in_two_parts(model, session, argument), context)
+
+        def says(model: Any, count: int | None) -> torch.Tensor:
+            if count is not None:
+                return reference_logits(model, make_session(session.token_ids[:count], session.source))
+            return _run_in_two_parts(model, session, argument)
+
+        found = make_twin(measurement.model, says, context)
         self.crossed = tuple(f"{name} {real}" for name, (real, _) in found.thresholds.items())
         self.unproven = found.obstacle
         self._twin = self._measure(found, measurement.page_size) if found.model is not None else None

@@ -3,7 +3,9 @@ original contexts) are small.
 
 A timeline of a few tokens cannot show what a model does past a window of 4,096 tokens. The twin is built by the model's
 own class from a config in which such numbers are small, and shares the model's weights. The numbers are found by
-trying: the weights must still fit, and the result of a forward must change.
+trying: the weights must still fit, and the result of a forward must change, but not that of a timeline that is shorter
+than all of them. (Factors of scores and bases of rotary positions change that too, and small ones make results so
+sensitive that rounding looks like an error.)
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from transformers.initialization import no_init_weights
 
 _SEEN = 16  # tokens: a threshold up to here is crossed by the probe's own timelines
 _FIRST, _STEP, _LAST = 8, 4, 36  # what the smallest thresholds become, one after the other; no timeline crosses more
+_SAME = 0.1  # of the largest logit: a timeline that crosses nothing may change by that, as masks are made otherwise
 
 Path = tuple[str | int, ...]  # how to come from the text config to a number
-Says = Callable[[Any], torch.Tensor]  # the logits of a model for some timeline, ``[tokens, V]``
+Says = Callable[[Any, int | None], torch.Tensor]  # a model's logits for the first tokens of a timeline or all of them
 
 
 class _Misfit(Exception):
@@ -45,13 +48,14 @@ class Twin:
 def make_twin(model: Any, says: Says, context: int | None) -> Twin:
     """The twin of ``model``, whose timelines have up to ``context`` tokens: numbers from there on are not looked at.
 
-    ``says`` is asked about both.
+    ``says`` is asked about both: the logits ``[tokens, V]`` of so many tokens, None for the whole timeline.
     """
     numbers = dict(_numbers(model.config.get_text_config(decoder=True), context))
     fitting = _small({path: n for path, n in numbers.items() if _build(model, {path: _FIRST}) is not None})
+    fitting = _small({path: numbers[path] for path in _late(model, fitting, says)})
     if not fitting:
         return Twin()
-    said = says(model)
+    said = says(model, None)
     found = _run_twin(model, fitting, says)
     if found is None:  # together they are too much for the model's code
         fitting = {path: value for path, value in fitting.items() if _matters(model, {path: value}, says, said)}
@@ -66,16 +70,31 @@ def make_twin(model: Any, says: Says, context: int | None) -> Twin:
     return Twin(twin, {_name(path): (numbers[path], value) for path, value in fitting.items()})
 
 
+def _late(model: Any, values: dict[Path, int], says: Says) -> list[Path]:
+    """Those of ``values`` that change nothing of a timeline that is shorter than all of them."""
+    if not values:
+        return []
+    said = says(model, _FIRST - 1)
+
+    def is_late(some: dict[Path, int]) -> bool:
+        found = _run_twin(model, some, says, _FIRST - 1)
+        return found is None or bool((found[1] - said).abs().max() <= _SAME * said.abs().max())
+
+    return list(values) if is_late(values) else [path for path, value in values.items() if is_late({path: value})]
+
+
 def _matters(model: Any, values: dict[Path, int], says: Says, said: torch.Tensor) -> bool:
     found = _run_twin(model, values, says)
     return found is not None and not torch.equal(found[1], said)
 
 
-def _run_twin(model: Any, values: dict[Path, int], says: Says) -> tuple[Any, torch.Tensor] | None:
+def _run_twin(
+    model: Any, values: dict[Path, int], says: Says, count: int | None = None
+) -> tuple[Any, torch.Tensor] | None:
     """The twin with those ``values``, and what it says; None where its code fails."""
     twin = _build(model, values)
     try:
-        return None if twin is None else (twin, says(twin))
+        return None if twin is None else (twin, says(twin, count))
     except Exception:  # any error of modeling code with unusual thresholds
         return None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_kit import failing, probed
 from tiny_models import ARCHITECTURES, RECURRENT, make_model, make_tokenizer, of_unit_gain
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 
@@ -143,8 +143,12 @@ def test_where_nothing_is_late_nothing_is_measured() -> None:
 
 
 def twin(model: Any, context: int = 0) -> Twin:
-    session = make_session(random_tokens(model, (42,))[0], None)
-    return make_twin(model, lambda one: reference_logits(one, session), context or model.config.max_position_embeddings)
+    ids = random_tokens(model, (42,))[0]
+
+    def says(one: Any, count: int | None) -> torch.Tensor:
+        return reference_logits(one, make_session(ids[:count], None))
+
+    return make_twin(model, says, context or model.config.max_position_embeddings)
 
 
 def test_a_copy_shares_the_weights_and_leaves_the_model_as_it_was() -> None:
@@ -163,6 +167,16 @@ def test_sizes_of_weights_and_numbers_without_effect_are_no_thresholds() -> None
     model.config.nothing = 300
     assert twin(model) == Twin()
     assert twin(planted(LateLayer), context=REAL) == Twin()
+
+
+def test_what_changes_the_first_tokens_is_no_threshold() -> None:
+    """Factors of scores and bases of positions are integers too: small ones would make results sensitive."""
+    config = Gemma3TextConfig(
+        **{**SHAPE, "num_key_value_heads": 1}, head_dim=256, query_pre_attn_scalar=256, sliding_window=REAL
+    )
+    config.rope_parameters["sliding_attention"]["rope_theta"] = 10_000
+    model = Gemma3ForCausalLM(config).eval()
+    assert twin(model).thresholds == {"sliding_window": (REAL, 8)}
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *RECURRENT, "longrope"])
