@@ -15,7 +15,7 @@ from cache.pages.session import SessionCache
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode, installed
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import Measurement, make_session, reference_logits, rounding
+from scheduler.model.measurement import Measurement, make_session, reference_logits
 from scheduler.model.twin import Twin, make_twin
 
 _PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
@@ -52,8 +52,7 @@ class Thresholds:
             return None
         self._causal = twin.is_causal()
         again = [reference_logits(twin.model, session) for session in twin.sessions]
-        atol = rounding(twin.model)
-        self._repeats = all(torch.allclose(a, b, atol=atol) for a, b in zip(again, twin.expected, strict=True))
+        self._repeats = all(map(twin.is_same, again, twin.expected))
         return twin
 
     def check(self, mode: Mode, tolerance: float) -> None:

@@ -244,6 +244,17 @@ def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> Non
     assert "depends on later tokens" in verdict.report
 
 
+def test_large_logits_of_16_bits_are_causal() -> None:
+    """Numbers from 64 on are half a unit apart in bfloat16, which is more than any fixed allowance."""
+    config = Gemma3TextConfig(
+        **{**SHAPE, "num_key_value_heads": 1}, head_dim=16, query_pre_attn_scalar=16, sliding_window=REAL
+    )
+    model = of_unit_gain(Gemma3ForCausalLM(config).to(torch.bfloat16).eval())
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 64, False)
+    verdict = verdict_on(model)
+    assert (verdict.mode.name, verdict.crossed) == ("packed", (f"sliding_window {REAL}",))
+
+
 def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="not deterministic"):
         verdict_on(planted(louder_by(lambda x: torch.rand(()))))
