@@ -3,9 +3,9 @@ original contexts) are small.
 
 A timeline of a few tokens cannot show what a model does past a window of 4,096 tokens. The twin is built by the model's
 own class from a config in which such numbers are small, and shares the model's weights. The numbers are found by
-trying: the weights must still fit, and the result of a forward must change, but not that of a timeline that is shorter
-than all of them. (Factors of scores and bases of rotary positions change that too, and small ones make results so
-sensitive that rounding looks like an error.)
+trying: the weights must still fit, the result of a forward must change, and that of a timeline that is shorter than a
+number must not depend on it. (On factors of scores and bases of rotary positions it does, and small ones make results
+so sensitive that rounding looks like an error.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 
 _SEEN = 16  # tokens: a threshold up to here is crossed by the probe's own timelines
 _FIRST, _STEP, _LAST = 8, 4, 36  # what the smallest thresholds become, one after the other; no timeline crosses more
-_SAME = 0.1  # of the largest logit: a timeline that crosses nothing may change by that, as masks are made otherwise
+_LARGER, _SAME = 16, 0.05  # a larger number, and the part of the largest logit that another order of sums may change
 
 Path = tuple[str | int, ...]  # how to come from the text config to a number
 Says = Callable[[Any, int | None], torch.Tensor]  # a model's logits for the first tokens of a timeline or all of them
@@ -71,14 +71,17 @@ def make_twin(model: Any, says: Says, context: int | None) -> Twin:
 
 
 def _late(model: Any, values: dict[Path, int], says: Says) -> list[Path]:
-    """Those of ``values`` that change nothing of a timeline that is shorter than all of them."""
-    if not values:
-        return []
-    said = says(model, _FIRST - 1)
+    """Those of ``values`` that say nothing about a timeline that is shorter than all of them: there larger ones change
+    nothing.
+    """
 
     def is_late(some: dict[Path, int]) -> bool:
-        found = _run_twin(model, some, says, _FIRST - 1)
-        return found is None or bool((found[1] - said).abs().max() <= _SAME * said.abs().max())
+        larger = {path: _LARGER * value for path, value in some.items()}
+        found = [_run_twin(model, tried, says, _FIRST - 1) for tried in (some, larger)]
+        if found[0] is None or found[1] is None:
+            return True
+        (_, one), (_, other) = found
+        return bool((other - one).abs().max() <= _SAME * one.abs().max())
 
     return list(values) if is_late(values) else [path for path, value in values.items() if is_late({path: value})]
 
