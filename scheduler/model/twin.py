@@ -77,11 +77,10 @@ def _late(model: Any, values: dict[Path, int], says: Says) -> list[Path]:
 
     def is_late(some: dict[Path, int]) -> bool:
         larger = {path: _LARGER * value for path, value in some.items()}
-        found = [_run_twin(model, tried, says, _FIRST - 1) for tried in (some, larger)]
-        if found[0] is None or found[1] is None:
+        twin, other = (_run_twin(model, tried, says, _FIRST - 1) for tried in (some, larger))
+        if twin is None or other is None:
             return True
-        (_, one), (_, other) = found
-        return bool((other - one).abs().max() <= _SAME * one.abs().max())
+        return bool((other[1] - twin[1]).abs().max() <= _SAME * twin[1].abs().max())
 
     return list(values) if is_late(values) else [path for path, value in values.items() if is_late({path: value})]
 
