@@ -13,8 +13,10 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 
+from cache.pages.layers import read_layers
+from scheduler.forward.rope import LongRope
 from scheduler.model.loader import prepare
-from scheduler.model.measurement import make_session, random_tokens, reference_logits
+from scheduler.model.measurement import Measurement, make_session, random_tokens, reference_logits
 from scheduler.model.probe import UnsupportedModel
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.twin import Twin, _build, make_twin
@@ -242,6 +244,18 @@ def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> Non
     verdict = verdict_on(planted(louder_by(torch.Tensor.mean)))
     assert verdict.mode.name == "recomputed"
     assert "depends on later tokens" in verdict.report
+
+
+def test_experts_that_rounding_chooses_do_not_make_a_model_depend_on_later_tokens() -> None:
+    def round_otherwise(_: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        noise = torch.randn(args[0].shape, generator=torch.manual_seed(len(args[0])))
+        return ((args[0] * (1 + 0.03 * noise)).to(args[0].dtype),)
+
+    model = make_model("gpt_oss").to(torch.bfloat16)
+    for layer in model.model.layers:
+        layer.mlp.router.register_forward_pre_hook(round_otherwise)
+    layers = read_layers(model.config)
+    assert Measurement(model, layers, 16, LongRope(model)).is_causal()
 
 
 def test_large_logits_of_16_bits_are_causal() -> None:
