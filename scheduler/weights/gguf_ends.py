@@ -1,14 +1,15 @@
 """The tokens that end a reply, and the special ones: those that the metadata of a GGUF file says are, and those that
-llama.cpp finds by their text, of whatever type they are (src/llama-vocab.cpp: ``llama_vocab::impl::load``,
-``special_eog_ids``, ``cache_special_tokens``).
+are found by their text, of whatever type they are. Replies end where llama.cpp ends them (src/llama-vocab.cpp:
+``llama_vocab::impl::load``, ``special_eog_ids``); for special tokens see ``special_tokens``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from scheduler.weights.gguf_named import named_token
+from scheduler.weights.gguf_named import damage_told, is_mark, named_token
 
 _NAMED = ("eos", "eot", "eom")
 _WORDS = (
@@ -39,44 +40,55 @@ _ENDING = ("fim_pad", "fim_rep", "fim_sep")
 _OBSERVATION = "<|observation|>"  # the end of a call of a tool, which files of GLM-4.5 name ``eom``, and others not
 _OBSERVING = ("chatglm", "glm4", "glm4moe")
 _PARTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # of gpt-oss's replies
-_UNKNOWN, _CONTROL, _OWN = 2, 3, 4  # llama.cpp's types of tokens; the last is what it calls user-defined
+_KNOWN = frozenset((*_WORDS, _OBSERVATION, *_PARTS, *chain(*_FILLED.values())))
+_MARKS = frozenset(word for word in _KNOWN if word[1] == word[-2] and word[1] in "|\uff5c")
+_HIDDEN = {2: True, 3: True, 4: False}  # by llama.cpp's types: unknown, control, and what it calls user-defined
 
 
+@damage_told()
 def read_ends(metadata: Mapping[str, Any]) -> list[int]:
     """The ids of tokens that end a reply, the file's ``eos`` first; none where nothing is known of any."""
-    words = _vocabulary(metadata)
-    found = _candidates(metadata, words)
-    passed = _passed(found, words)
-    return [each for each in found if each not in passed]
+    known = _known(metadata)
+    ends = [named_token(metadata, name) for name in _NAMED] + _by_words(metadata, known)
+    filled = {name: next((known[word] for word in words if word in known), None) for name, words in _FILLED.items()}
+    ends += [filled[name] if (said := named_token(metadata, name)) is None else said for name in _ENDING]
+    candidates = dict.fromkeys(each for each in ends if each is not None)
+    passed = _passed(candidates, metadata)
+    return [each for each in candidates if each not in passed]
+
+
+def digested_ends(metadata: Mapping[str, Any]) -> Any:
+    """A configuration's ends of replies in its digest, on which KV does not depend: as they were before further ones
+    were known, so that KV of earlier starts is found.
+    """
+    named, known = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _NAMED], _known(metadata)
+    passed = known.get("<|end|>") if "<|return|>" in known else None
+    found = [*(each for each in named if isinstance(each, int)), *_by_words(metadata, known)]
+    ends = list(dict.fromkeys(each for each in found if each != passed or each in named))
+    return ends if len(ends) > 1 else named[0]
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[int, bool]:
     """The ids of tokens that are read whole wherever a text has their words, and whether each is hidden in what is
-    shown of a reply. Ends of replies and tokens around code are such, also where the file has them for ordinary words.
+    shown of a reply: by their types. Ends of replies, tokens around code and parts of gpt-oss's replies are such of
+    whatever type if spelled ``<|...|>``, as converters spell special ones, or if the metadata names them. llama.cpp
+    makes ``</s>`` and ``<EOT>`` such too, which are words of text of Qwen's vocabulary and others, and ``<|end|>`` of
+    gpt-oss and Gemma 4's ``</s>`` ordinary words, whatever the file says.
     """
     words, kinds = _vocabulary(metadata), metadata.get("tokenizer.ggml.token_type") or ()
     typed = enumerate(kinds[: len(words)])
-    found = {number: kind != _OWN for number, kind in typed if kind in (_UNKNOWN, _CONTROL, _OWN)}
-    around = [number for name, number in _around_code(words).items() if named_token(metadata, name) is None]
-    for number in (*around, *(number for number, word in enumerate(words) if word in _WORDS)):
-        found[number] = True
-    for number in (number for number, word in enumerate(words) if word in _PARTS):
-        found.setdefault(number, False)
-    for number in _passed(_candidates(metadata, words), words):
-        found.pop(number)
-        if words[number] == "<|end|>":
-            found[number] = False
-    return found
+    found = {number: _HIDDEN[kind] for number, kind in typed if kind in _HIDDEN}
+    named = (named_token(metadata, name) for name in ("bos", "unknown", "padding", *_NAMED, *_FILLED))
+    marks = [number for word, number in _known(metadata).items() if word in _MARKS]
+    marks += [each for each in named if each is not None and (is_mark(words[each]) or words[each] in _KNOWN)]
+    return found | dict.fromkeys(marks, True)
 
 
-def _candidates(metadata: Mapping[str, Any], words: Sequence[str]) -> list[int]:
-    """The tokens that end a reply, and those that only look like it."""
-    known = {*_WORDS, *([_OBSERVATION] if metadata.get("general.architecture") in _OBSERVING else [])}
-    ends = [named_token(metadata, name) for name in _NAMED]
-    ends += [number for number, word in enumerate(words) if word in known]
-    filled = _around_code(words)
-    ends += [filled.get(name) if (said := named_token(metadata, name)) is None else said for name in _ENDING]
-    return list(dict.fromkeys(each for each in ends if each is not None))
+def _by_words(metadata: Mapping[str, Any], known: Mapping[str, int]) -> list[int]:
+    """The tokens that end a reply by their words, apart from those around code."""
+    observing = metadata.get("general.architecture") in _OBSERVING
+    sought = (*_WORDS, *([_OBSERVATION] if observing else []))
+    return [known[word] for word in sought if word in known]
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> Sequence[str]:
@@ -84,16 +96,14 @@ def _vocabulary(metadata: Mapping[str, Any]) -> Sequence[str]:
     return tokens if isinstance(tokens, list) else []
 
 
-def _around_code(words: Sequence[str]) -> dict[str, int]:
-    """The tokens of the vocabulary that are around code, by the names that metadata has for them."""
-    sought = {word for spellings in _FILLED.values() for word in spellings}
-    there = {word: number for number, word in enumerate(words) if word in sought}
-    found = {name: next((word for word in spellings if word in there), None) for name, spellings in _FILLED.items()}
-    return {name: there[word] for name, word in found.items() if word is not None}
+def _known(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of the vocabulary whose words mean something here."""
+    return {word: number for number, word in enumerate(_vocabulary(metadata)) if word in _KNOWN}
 
 
-def _passed(candidates: Sequence[int], words: Sequence[str]) -> set[int]:
+def _passed(candidates: Iterable[int], metadata: Mapping[str, Any]) -> set[int]:
     """Which candidates for ends are none beside the others: what ends a part of a reply, and an ordinary word."""
+    words = _vocabulary(metadata)
     there = {words[each]: each for each in candidates if each < len(words)}
     calls = "<|call|>" in there or "<|calls|>" in there
     passed = {"<|end|>"} if calls and ("<|return|>" in there or "<|flush|>" in there) else set()

@@ -1,9 +1,14 @@
-"""The tokens that the metadata of a GGUF file has names for: bos, eos, unknown and others."""
+"""The tokens that the metadata of a GGUF file has names for: bos, eos, unknown and others. Metadata of other types than
+expected is told of in one line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from scheduler.weights.gguf_header import GgufError
 
 # By the kind of vocabulary: what llama.cpp takes where the file names none (src/llama-vocab.cpp: ``special_bos_id``),
 # and the words that mean such a token. With another word the token at that place is an ordinary or another one.
@@ -33,3 +38,16 @@ def named_token(metadata: Mapping[str, Any], name: str) -> int | None:
 def is_mark(word: str) -> bool:
     """Whether a word is spelled as special tokens are. Files name others too: token 0 for padding, often a "!"."""
     return len(word) > 2 and word[0] + word[-1] in ("<>", "[]")
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """Raises ``GgufError`` for whatever goes wrong when a tokenizer is made of a file's metadata. ``tokenizers`` raises
+    plain ``Exception``.
+    """
+    try:
+        yield
+    except (GgufError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error

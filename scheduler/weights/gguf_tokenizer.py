@@ -14,7 +14,7 @@ from typing import Any
 from scheduler.model_names import read_quickly
 from scheduler.weights.gguf_ends import special_tokens
 from scheduler.weights.gguf_header import GgufError, read_metadata
-from scheduler.weights.gguf_named import is_mark, named_token
+from scheduler.weights.gguf_named import damage_told, named_token
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
 
@@ -23,6 +23,8 @@ _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transfo
 _SPACE = "\u2581"  # in SentencePiece vocabularies
 _STRIPPING = ("phi-3", "phi3", "phi 3")  # names of models; llama.cpp knows the first two, converters write the third
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+_INSTRUCTION = "[INST]"  # a token of Mistral's vocabularies from v2 on; earlier, and of Llama 2, a text
+_SENTINELS = {f"<extra_id_{number}>": True for number in range(100)}  # of T5, whose files call them [PAD32000]...
 _BESIDE = ("tokenizer.json", "tokenizer.model")
 
 
@@ -42,6 +44,7 @@ def read_gguf_tokenizer(path: Path) -> Any:
     return _convert(metadata)
 
 
+@damage_told()
 def _convert(metadata: dict[str, Any]) -> Any:
     """The tokenizer that the metadata describes."""
     from transformers import PreTrainedTokenizerFast
@@ -55,17 +58,15 @@ def _convert(metadata: dict[str, Any]) -> Any:
     tokens = described.get("tokens")
     if not isinstance(tokens, list) or not tokens:
         raise GgufError("there is no tokenizer in the file or beside it")
+    if not isinstance(settings.get("chat_template", ""), str):
+        raise GgufError("the chat template in the file is not a text")
     settings |= _around(described, settings)
     special = special_tokens(metadata)
     for name, key in _SPECIAL.items():
-        word = None if (token := named_token(metadata, key)) is None else tokens[token]
-        settings[name] = word if token in special or is_mark(word or "") else None
+        settings[name] = tokens[token] if (token := named_token(metadata, key)) in special else None
     by_bytes = described.get("tokenizer_type") == "gpt2"
     splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
-    try:
-        backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described)
-    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
-        raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
+    backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described, special)
     _add_special(backend, metadata, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
@@ -95,7 +96,7 @@ def _by_bytes(described: dict[str, Any], splits: Any) -> Any:
     return backend
 
 
-def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
+def _of_pieces(metadata: dict[str, Any], described: dict[str, Any], special: Mapping[int, bool]) -> Any:
     """A tokenizer of SentencePiece's kinds, without the special tokens of the class that transformers makes it of: they
     need not be in the vocabulary.
     """
@@ -106,9 +107,14 @@ def _of_pieces(metadata: dict[str, Any], described: dict[str, Any]) -> Any:
     without = {name: value for name, value in described.items() if name not in ("pre_tokenizer_type", "token_type")}
     made, _ = convert_gguf_tokenizer(_VOCABULARY_OF.get(architecture, architecture), without)
     backend = Tokenizer(made.model)
+    unknown = getattr(made.model, "unk_token", None)
+    if unknown is not None and backend.token_to_id(unknown) is None:
+        raise GgufError(f"the vocabulary in the file has no {unknown}")  # texts would be errors, each of them later
     backend.normalizer, backend.pre_tokenizer, backend.decoder = made.normalizer, made.pre_tokenizer, made.decoder
     if described["tokenizer_type"] == "llama":
-        _write_spaces(backend, described.get("add_prefix_space", not architecture.startswith("gemma")))
+        before = described.get("add_prefix_space", not architecture.startswith("gemma"))
+        instructed = any(described["tokens"][number] == _INSTRUCTION for number in special)
+        _write_spaces(backend, before, first=instructed)
     return backend
 
 
@@ -118,11 +124,13 @@ def _add_special(backend: Any, metadata: dict[str, Any], special: Mapping[int, b
 
     tokens = metadata["tokenizer.ggml.tokens"]
     strips = any(name in str(metadata.get("general.name")).lower() for name in _STRIPPING)
-    found = [(tokens[number], hidden) for number, hidden in sorted(special.items())]
+    found = {tokens[number]: hidden for number, hidden in special.items()}
+    if metadata.get("tokenizer.ggml.model") == "t5":
+        found |= _SENTINELS
     backend.add_tokens(
         [
             AddedToken(token, normalized=False, special=hidden, rstrip=strips and token not in _UNSTRIPPED)
-            for token, hidden in found
+            for token, hidden in found.items()
             if backend.token_to_id(token) is not None
         ]
     )
@@ -136,16 +144,18 @@ def _split(expressions: tuple[str, ...]) -> Any:
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _write_spaces(backend: Any, before: bool) -> None:
-    """Has a SentencePiece tokenizer write spaces as llama.cpp does (src/llama-vocab.cpp: ``tokenize``, ``detokenize``):
-    if ``before``, one more before a text and after each special token, also where there is one, and the first one of
-    what is decoded is taken away. transformers' tokenizers of most kinds put one before a text that begins with none.
+def _write_spaces(backend: Any, before: bool, first: bool) -> None:
+    """Has a SentencePiece tokenizer write spaces. If ``before``, one more before a text and after each special token,
+    also where there is one, and the first one of what is decoded is taken away: as llama.cpp does (src/llama-vocab.cpp:
+    ``tokenize``, ``detokenize``), and as the tokenizer.json of Llama 2, Mistral v0.1 and their kin. If ``first`` too,
+    one before a text that begins with none and with no special token, and none after those: so does the tokenizer.json
+    of Mistral's models from v2 on, and llama.cpp does not, which gives their chats a further token after each mark.
     """
-    from tokenizers import decoders, normalizers
+    from tokenizers import decoders, normalizers, pre_tokenizers
 
-    further = [normalizers.Prepend(_SPACE)] if before else []
+    further = [normalizers.Prepend(_SPACE)] if before and not first else []
     backend.normalizer = normalizers.Sequence([*further, normalizers.Replace(" ", _SPACE)])
-    backend.pre_tokenizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "first", split=False) if before and first else None
     taken = [decoders.Strip(" ", left=1)] if before else []
     spelled = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*spelled, *taken])

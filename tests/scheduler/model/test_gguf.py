@@ -90,6 +90,10 @@ def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     other, _ = written(tmp_path / "y.gguf", "llama", Q4_0)
     first = fingerprint(load_quietly(path))
     assert fingerprint(load_quietly(path)) == first != fingerprint(load_quietly(other))
+    tokens = [*metadata_of("llama")["tokenizer.ggml.tokens"][:-1], "<fim_pad>"]
+    ended = load_quietly(rewritten(path, "llama", {}, **{"tokenizer.ggml.tokens": tokens}))
+    assert ended.eos_token_ids == (258, len(tokens) - 1)
+    assert fingerprint(ended) == first  # KV does not depend on where replies end
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from gguf_kit import F32
 from gguf_loaded import rewritten, settings
 from gguf_models import metadata_of, written
 
-from scheduler.weights.gguf_ends import read_ends
+from scheduler.weights.gguf_config import digested_config
+from scheduler.weights.gguf_ends import digested_ends, read_ends
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
 
 NORMAL, CONTROL, OWN = 1, 3, 4
 
@@ -36,7 +39,7 @@ def test_every_architecture_ends_at_the_words_of_its_vocabulary(label: str, tmp_
     path, _ = written(tmp_path / "x.gguf", label, F32)
     tokens = list(metadata_of(label)["tokenizer.ggml.tokens"])
     tokens[5], tokens[7], tokens[9] = "<turn|>", "<eos>", "<|im_end|>"
-    assert settings(rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})).eos_token_id == [258, 5, 7, 9]
+    assert settings(rewritten(path, label, {}, **{"tokenizer.ggml.tokens": tokens})).eos_token_id == [258, 9, 7, 5]
 
 
 def test_a_configuration_beside_a_file_adds_its_ends(tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_file_that_names_no_end_has_those_of_its_vocabulary(tmp_path: Path) ->
 )
 def test_words_that_end_a_reply(words: str) -> None:
     for kind in (CONTROL, OWN, NORMAL):
-        assert _ends(words, kind) == words.split()
+        assert sorted(_ends(words, kind)) == sorted(words.split())
 
 
 @pytest.mark.parametrize(
@@ -91,13 +94,13 @@ def test_words_that_end_a_reply(words: str) -> None:
     ],
 )
 def test_words_that_end_no_reply(words: str, ends: str) -> None:
-    assert _ends(words) == ends.split()
+    assert sorted(_ends(words)) == sorted(ends.split())
 
 
 @pytest.mark.parametrize("architecture", ["chatglm", "glm4", "glm4moe"])
 def test_an_observation_ends_a_reply_of_these(architecture: str) -> None:
     ends = _ends("<|observation|> <|endoftext|>", architecture=architecture, eot=3)
-    assert ends == ["<|user|>", "<|observation|>", "<|endoftext|>"]
+    assert ends == ["<|user|>", "<|endoftext|>", "<|observation|>"]
 
 
 def test_what_the_metadata_names_ends_a_reply() -> None:
@@ -121,3 +124,49 @@ def test_files_that_say_little() -> None:
     assert read_ends({}) == []
     assert read_ends({"tokenizer.ggml.eos_token_id": 7}) == [7]  # the vocabulary is elsewhere
     assert read_ends({"tokenizer.ggml.tokens": ["a", "<|im_end|>"]}) == [1]  # no types
+
+
+@pytest.mark.parametrize(
+    ("words", "eos", "ends"),
+    [
+        ("<|end_of_text|> <|eom_id|> <|eot_id|>", "<|eot_id|>", "<|eot_id|> <|eom_id|> <|end_of_text|>"),
+        ("</s> <|endoftext|> <|end|>", "<|endoftext|>", "<|endoftext|> <|end|> </s>"),
+        ("</s> <|im_end|> <|fim_pad|> <|file_sep|>", "<|im_end|>", "<|im_end|> </s>"),
+        ("<|return|> <|end|>", "<|return|>", "<|return|>"),
+        ("<eos> </s> <|tool_response>", "<eos>", "<eos> </s> <|tool_response>"),
+        ("<fim_pad> a", "a", "a"),
+        ("a b", "", ""),
+    ],
+)
+def test_digests_have_the_ends_that_earlier_versions_read(words: str, eos: str, ends: str) -> None:
+    """In their order too: under another digest the KV of earlier starts would not be found."""
+    tokens = words.split()
+    said: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
+    if eos:
+        said["tokenizer.ggml.eos_token_id"] = tokens.index(eos)
+    want = [tokens.index(word) for word in ends.split()]
+    assert digested_ends(said) == (want if len(want) > 1 else next(iter(want), None))
+
+
+@pytest.mark.parametrize("own", [None, 7])
+def test_an_end_of_which_only_replies_depend_is_in_no_digest(own: int | None, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", F32)
+    if own is not None:
+        (tmp_path / "config.json").write_text(json.dumps({**want.config.to_dict(), "eos_token_id": own}))
+    found = []
+    for word in ("<fim_pad>", "a"):
+        tokens = list(metadata_of("llama")["tokenizer.ggml.tokens"])
+        tokens[5] = word
+        file = GgufFile(rewritten(path, "llama", {}, **{"tokenizer.ggml.tokens": tokens}))
+        ends = settings(file.opened[0].path)
+        assert (5 in ends.eos_token_id if isinstance(ends.eos_token_id, list) else False) == (word != "a")
+        found.append(digested_config(ends, file, file.opened[0].path))
+    assert found[0].to_json_string() == found[1].to_json_string()
+    assert found[0].eos_token_id == (own or 258)
+    assert found[0].bos_token_id is None
+
+
+@pytest.mark.parametrize("tokens", [[["a"], ["b"]], ["a", ["b"]]])
+def test_a_vocabulary_of_another_type_is_told_of(tokens: list[Any]) -> None:
+    with pytest.raises(GgufError, match="the tokenizer in the file is of an unknown kind or damaged"):
+        read_ends({"tokenizer.ggml.tokens": tokens})

@@ -164,18 +164,24 @@ def test_special_tokens_have_the_ids_of_the_file(tmp_path: Path) -> None:
     ("words", "kinds", "whole", "hidden"),
     [
         ("<|im_end|> <|user|>", [1, 1], "<|im_end|>", "<|im_end|>"),
-        ("<|im_end|> </s>", [4, 5], "<|im_end|> </s>", "<|im_end|> </s>"),
-        ("<fim_prefix> <|file_sep|>", [1, 1], "<fim_prefix> <|file_sep|>", "<fim_prefix> <|file_sep|>"),
-        ("<|return|> <|call|> <|end|>", [1, 1, 1], "<|return|> <|call|> <|end|>", "<|return|> <|call|>"),
-        ("<|tool_response> </s>", [3, 3], "<|tool_response>", "<|tool_response>"),
-        ("<|channel|> <|message|>", [1, 3], "<|channel|> <|message|>", "<|message|>"),
+        ("<|im_end|> </s>", [4, 3], "<|im_end|> </s>", "<|im_end|> </s>"),
+        ("</s> <s> <EOT>", [1, 1, 4], "<EOT>", ""),  # Qwen's vocabulary has the first for a word of text
+        ("[PAD] [EOS] <PAD> <REPO> <eos>", [1, 1, 1, 1, 1], "", ""),
+        ("<|tool_response> </s>", [4, 1], "<|tool_response>", ""),  # Gemma 4's
+        ("<fim_prefix> <|file_sep|>", [1, 1], "<|file_sep|>", "<|file_sep|>"),
+        ("<｜fim▁hole｜> <｜User｜>", [5, 1], "<｜fim▁hole｜>", "<｜fim▁hole｜>"),
+        *(
+            (words, [kind] * 8, words, words)
+            for words in ("<|return|> <|call|> <|end|> <|start|> <|channel|> <|message|> <|constrain|> <|flush|>",)
+            for kind in (1, 3)  # gpt-oss's are alike
+        ),
         ("<|user|> <think> <unk>", [3, 4, 2], "<|user|> <think> <unk>", "<|user|> <unk>"),
     ],
 )
 def test_words_at_which_replies_end_are_special_of_whatever_type(
     words: str, kinds: list[int], whole: str, hidden: str, tmp_path: Path
 ) -> None:
-    """As llama.cpp makes them (src/llama-vocab.cpp: ``cache_special_tokens``), so that a template's are one token."""
+    """If they are spelled as such ones, so that a template's are one token. llama.cpp makes others too, as ``</s>``."""
     tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], *words.split()]
     named = {"eos_token_id": None, "padding_token_id": None}
     tokenizer = _read(tmp_path, pre="qwen2", tokens=tokens, token_type=[1] * 256 + kinds, **named)
@@ -184,11 +190,16 @@ def test_words_at_which_replies_end_are_special_of_whatever_type(
         assert tokenizer.decode([number], skip_special_tokens=True) == ("" if word in hidden.split() else word)
 
 
-def test_a_token_around_code_that_the_file_names_leaves_the_others_words(tmp_path: Path) -> None:
-    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], "<fim_prefix>", "<|code|>"]
-    said = {"tokens": tokens, "token_type": [1] * 256 + [1, 3], "eos_token_id": None, "padding_token_id": None}
-    assert _read(tmp_path, **said).encode("<fim_prefix>") == [256]
-    assert _read(tmp_path, **said, fim_pre_token_id=257).encode("<fim_prefix>") == [*b"<fim_prefix>"]
+@pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_rep"])
+@pytest.mark.parametrize("word", ["</s>", "[OTHER]", "▁<PRE>", "<other>"])
+def test_a_word_that_the_metadata_names_is_special_of_whatever_type(name: str, word: str, tmp_path: Path) -> None:
+    tokens = [*byte_tokens()["tokenizer.ggml.tokens"][:256], word, "<fim_prefix>"]
+    said = {"eos_token_id": None, "padding_token_id": None, f"{name}_token_id": 256, "add_bos_token": False}
+    tokenizer = _read(tmp_path, tokens=tokens, token_type=[1] * 258, **said)
+    assert tokenizer.encode(f"a{word}<fim_prefix>") == [97, 256, *b"<fim_prefix>"]
+    assert tokenizer.decode([97, 256], skip_special_tokens=True) == "a"
+    called = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}.get(name)
+    assert called is None or getattr(tokenizer, called) == word
 
 
 @pytest.mark.parametrize(
@@ -244,16 +255,24 @@ def test_a_vocabulary_of_pieces_gets_no_token_that_it_has_not(tmp_path: Path) ->
     assert tokenizer.encode("<|unk|><|end|></s>")[:3] == [1, 0, 2]
 
 
-def _of_sentencepiece(folder: Path, architecture: str, added: bool | None, *first: str, named: bool = True) -> Any:
-    """A tokenizer of a few words, and of all bytes."""
+def _of_sentencepiece(
+    folder: Path,
+    architecture: str,
+    added: bool | None,
+    *first: str,
+    named: bool = True,
+    marks: tuple[str, ...] = (),
+    kind: int = 3,
+) -> Any:
+    """A tokenizer of a few words, of all bytes, and of ``marks`` of a type."""
     first = first or ("<unk>", "<s>", "</s>")
     words = [*first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi", "▁▁"]
     said: dict[str, Any] = {
         "general.architecture": architecture,
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*words, "<think>"],
-        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -0.5, 0.0],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4],
+        "tokenizer.ggml.tokens": [*words, "<think>", *marks],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -0.5, 0.0] + [-9.0] * len(marks),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4] + [kind] * len(marks),
     }
     if named:
         said |= {f"tokenizer.ggml.{name}_token_id": number for number, name in enumerate(("unknown", "bos", "eos"))}
@@ -296,3 +315,74 @@ def test_a_space_is_put_before_a_text_unless_the_file_says_otherwise(
 def test_gemma_has_no_space_before_a_text_unless_the_file_says_so(added: bool | None, tmp_path: Path) -> None:
     tokenizer = _of_sentencepiece(tmp_path, "gemma3", added)
     assert tokenizer.tokenize(" hi</s>hi") == (["▁", "▁hi", "</s>", "▁hi"] if added else ["▁hi", "</s>", "hi"])
+
+
+def test_mistral_s_marks_have_no_space_behind_them(tmp_path: Path) -> None:
+    """As the tokenizer.json of its models from v2 on, and not llama.cpp. Those before have no tokens for them."""
+    texts = {
+        "hi hi": "▁hi ▁hi",
+        " hi": "▁hi",
+        "  hi": "▁▁ hi",
+        "": "",
+        "<s>[INST] hi[/INST] hi hi</s>[INST]hi[/INST]": "<s> [INST] ▁hi [/INST] ▁hi ▁hi </s> [INST] hi [/INST]",
+    }
+    tokenizer = _of_sentencepiece(tmp_path, "llama", None, marks=("[INST]", "[/INST]"))
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the second as the server reads it
+        for text, want in texts.items():
+            assert each.tokenize(text) == want.split()
+        assert each.decode(each.encode("hi hi", add_special_tokens=False)) == "hi hi"
+    other = tmp_path / "other"  # where no tokenizer is beside the file
+    other.mkdir()
+    without = _of_sentencepiece(other, "llama", False, marks=("[INST]", "[/INST]"))
+    assert without.tokenize("hi[INST] hi") == ["hi", "[INST]", "▁hi"]
+    text = _of_sentencepiece(other, "llama", None, marks=("[INST]", "[/INST]"), kind=1)
+    assert text.tokenize("</s> hi") == ["</s>", "▁▁", "hi"]
+
+
+@pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3", "gemma3n"])
+def test_words_of_spaces_of_gemma_that_are_typed_add_no_token(architecture: str, tmp_path: Path) -> None:
+    """The file spells them with spaces, and what merges lead to with letters for these."""
+    tokenizer = _of_sentencepiece(tmp_path, architecture, None, marks=("   ",), kind=4)
+    assert len(tokenizer) == len(tokenizer.backend_tokenizer.get_vocab()) == 267
+    assert "▁▁▁" in tokenizer.get_vocab()
+    assert tokenizer.tokenize("hi   ") == ["hi", "▁▁▁"]
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4, 5])
+def test_sentinels_of_t5_are_tokens_of_their_own(kind: int, tmp_path: Path) -> None:
+    tokens = ["<pad>", "</s>", "<unk>", "▁", "a", "▁a", *(f"[PAD{number}]" for number in range(6, 108))]
+    said = {"tokens": tokens, "scores": [0.0] * 3 + [-1.0] * 3 + [-1000.0] * 102, "eos_token_id": 1}
+    types = [3, 3, 2, 1, 1, 1] + [kind] * 102
+    tokenizer = _read(tmp_path, model="t5", token_type=types, unknown_token_id=2, padding_token_id=0, **said)
+    ids = tokenizer.encode("a <extra_id_0> a<extra_id_99>")
+    assert (ids, len(tokenizer)) == ([5, 105, 5, 6, 1], len(tokens))
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a a"
+
+
+DAMAGE = {
+    "token_type": 3,
+    "tokens": [["a"], ["b"]],
+    "pre": ["qwen2"],
+    "merges": ["nowhere a"],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_metadata_of_another_type_is_told_of(name: str, tmp_path: Path) -> None:
+    with pytest.raises(GgufError, match="the tokenizer in the file is of an unknown kind or damaged"):
+        _read(tmp_path, **{name: DAMAGE[name]})
+
+
+def test_a_template_that_is_no_text_is_told_of(tmp_path: Path) -> None:
+    said = {"general.architecture": "llama", **byte_tokens(), "tokenizer.chat_template": ["a", "b"]}
+    with pytest.raises(GgufError, match="the chat template in the file is not a text"):
+        read_gguf_tokenizer(write_file(tmp_path / "x.gguf", said, {}))
+
+
+def test_vocabularies_that_lack_something_are_told_of(tmp_path: Path) -> None:
+    said = {"eos_token_id": None, "padding_token_id": None, "token_type": [1, 1, 1, 1]}
+    with pytest.raises(GgufError, match="the tokenizer in the file is of an unknown kind or damaged"):
+        _read(tmp_path, model="t5", tokens=["<pad>", "</s>", "<unk>", "a"], scores=[0.0], **said)
+    with pytest.raises(GgufError, match="the vocabulary in the file has no <unk>"):
+        _read(tmp_path, model="gemma4", tokens=["a", "b", "c", "d"], **said)
