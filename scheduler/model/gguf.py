@@ -16,10 +16,10 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 
 from scheduler.accel.gpu.quantised_modules import move_packed
-from scheduler.weights.gguf_config import ARCHITECTURES, digested_config, read_gguf_config
+from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import read_metadata
-from scheduler.weights.gguf_model import build_model, file_digest
+from scheduler.weights.gguf_model import build_model, digested_settings, file_digest
 from scheduler.weights.known_files import digest_of
 
 
@@ -48,8 +48,8 @@ def read_model(
         file.drop_pages()
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
-    config = digested_config(settings, file, path)
-    digest = digest_of(file.opened, config.to_json_string(), partial(file_digest, file, config))
+    said = digested_settings(settings)
+    digest = digest_of(file.opened, said, partial(file_digest, file, said))
     file.drop_pages()
     file.metadata = {}  # of hundreds of thousands of words, while weights keep the file
     return model.eval(), digest

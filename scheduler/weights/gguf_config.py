@@ -7,13 +7,12 @@ architecture's configuration class has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from scheduler.weights.gguf_ends import digested_ends, read_ends
+from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
@@ -162,20 +161,6 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     if file.architecture in MULTIPLIED and own is not None:
         without_multipliers(text)
     return text
-
-
-def digested_config(settings: Any, file: GgufFile, path: Path) -> Any:
-    """The configuration as it is in the model's digest: with the tokens that earlier versions read, see
-    ``digested_ends``.
-    """
-    config, own = deepcopy(settings), _read_own(path.parent, file)
-    if own is not None:
-        config.eos_token_id = own.get_text_config(decoder=True).eos_token_id
-        return config
-    config.eos_token_id = digested_ends(file.metadata)
-    for key, name in _TOKENS.items():
-        setattr(config, name, file.metadata.get(f"tokenizer.ggml.{key}_token_id"))
-    return config
 
 
 def _read_own(folder: Path, file: GgufFile) -> Any:

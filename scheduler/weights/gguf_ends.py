@@ -57,17 +57,6 @@ def read_ends(metadata: Mapping[str, Any]) -> list[int]:
     return [each for each in candidates if each not in passed]
 
 
-def digested_ends(metadata: Mapping[str, Any]) -> Any:
-    """A configuration's ends of replies in its digest, on which KV does not depend: as they were before further ones
-    were known, so that KV of earlier starts is found.
-    """
-    named, known = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _NAMED], _known(metadata)
-    passed = known.get("<|end|>") if "<|return|>" in known else None
-    found = [*(each for each in named if isinstance(each, int)), *_by_words(metadata, known)]
-    ends = list(dict.fromkeys(each for each in found if each != passed or each in named))
-    return ends if len(ends) > 1 else named[0]
-
-
 def special_tokens(metadata: Mapping[str, Any]) -> dict[int, bool]:
     """The ids of tokens that are read whole wherever a text has their words, and whether each is hidden in what is
     shown of a reply: by their types. Ends of replies, tokens around code and parts of gpt-oss's replies are such of

@@ -7,6 +7,7 @@ rows at a time. Errors name tensors and parameters, never a path.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -69,9 +70,22 @@ def stored_dtype(file: GgufFile) -> torch.dtype:
     return max(sizes, key=lambda each: sizes[each], default=None) or torch.float32
 
 
-def file_digest(file: GgufFile, config: Any) -> str:
-    """A digest of the configuration and of every byte of the weights, as they are stored."""
-    found = hashlib.blake2b(config.to_json_string().encode(), digest_size=16)
+def digested_settings(config: Any) -> str:
+    """What a model's digest is made of besides its weights: its configuration without ids of tokens, such as those that
+    end replies. KV does not depend on them.
+    """
+
+    def without_tokens(said: Any) -> Any:
+        if not isinstance(said, dict):
+            return said
+        return {key: without_tokens(value) for key, value in said.items() if not str(key).endswith("_token_id")}
+
+    return json.dumps(without_tokens(config.to_dict()), sort_keys=True, default=str)
+
+
+def file_digest(file: GgufFile, settings: str) -> str:
+    """A digest of ``settings`` and of every byte of the weights, as they are stored."""
+    found = hashlib.blake2b(settings.encode(), digest_size=16)
     for name in sorted(file.tensors):
         tensor = file.tensors[name]
         content = xxhash.xxh3_128_digest(tensor.data.numpy().data)
