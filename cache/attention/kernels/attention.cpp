@@ -45,14 +45,12 @@ struct Work : Layout<T> {
         for (int64_t i = 0; i < call.heads * s.size; i++) part.most[i] = NEVER, part.total[i] = 0;
         int64_t from = begin + number * size, end = from + size < stop ? from + size : stop;
 #if defined(WITH_TILES)
-        if constexpr (sizeof(T) == sizeof(bf16) && !std::is_same<T, f16>::value) {
-            bool fits = call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
-            if (fits && s.size * group > 2 * TILE) return TiledWork<T>(call).tiled(s, from, end, part, scratch);  // else it does not pay
-        }
+        if constexpr (std::is_same<T, bf16>::value)
+            if (Base::by_tiles(s)) return TiledWork<T>(call).tiled(s, from, end, part, scratch);
 #endif
         // The block after the last is read next where no other thread takes the next range.
         int64_t further = call.together && call.threads > 1 ? end : stop;
-        if (s.size * group <= FEW) return FewRows<T>(call).run(s, from, end, further, part, scratch);
+        if (Base::few(s)) return FewRows<T>(call).run(s, from, end, further, part, scratch);
         read_queries(s, scratch);
         Block<T> blocks[2];
         if (from < end) locate(s, from, end, blocks[0]);

@@ -11,9 +11,8 @@
 
 namespace {
 
-constexpr int64_t FEW = LANES == 16 ? 16 : 8;  // most rows of a key head: more are better turned (blocks.h)
 constexpr int TOGETHER = LANES == 8 ? 2 : 4;   // rows that are multiplied with a step's keys in registers
-constexpr int STEP = 4;                        // keys that are read at a time, of all heads
+constexpr int ADDED = 4;                       // rows whose sums of values are in registers
 constexpr int64_t AHEAD = 8;                   // steps between what is read and what is asked for, or
 constexpr int64_t AHEAD_BYTES = 1 << 17;       // fewer where they are more than this
 
@@ -21,7 +20,7 @@ constexpr int64_t AHEAD_BYTES = 1 << 17;       // fewer where they are more than
 // few places where lines wait for the nearest one.
 struct Stream {
     const char* at;
-    int64_t step;  // bytes of a part; 0: nothing more
+    int64_t step;  // bytes of a part; 0: nothing more, the same line is asked for again
     template <class T>
     static constexpr int64_t part = CHUNK * sizeof(T) < 64 ? CHUNK * sizeof(T) : 64;  // of a chunk, in one line
     template <class T>
@@ -114,13 +113,10 @@ struct FewRows : Layout<T> {
     using Base::point;
     using Base::value_row;
 
-    // Values that are read at a time: more of 16-bit ones, where multiplications and not reading take the time.
-    static constexpr int VALUES = sizeof(T) == 4 ? 2 * STEP : 4 * STEP;
-
     struct Scratch {
         float *queries, *scores;  // [heads * size][key padded], [heads * size][BLOCK]
         vf* folded;               // [heads * size][LANES / STEP]
-        T* rows;                  // [VALUES][key or value padded]: of one head, widened or filled up
+        T* rows;                  // [VALUES<T>][key or value padded]: of one head, widened or filled up
     };
     Scratch divide(int64_t rows, float* scratch) const {
         float* scores = scratch + rows * key_row.padded;
@@ -141,21 +137,25 @@ struct FewRows : Layout<T> {
             for (int j = 0; j < block.count; j += STEP)
                 score_heads(s, block, j, stream(block, next, j, false), mine);
             for (int64_t head = 0; head < call.key_heads; head++) weigh_head(s, block, head, mine.scores, part);
-            for (int j = 0; j < block.count; j += VALUES)
+            for (int j = 0; j < block.count; j += VALUES<T>)
                 add_heads(s, block, j, stream(block, next, j, true), mine, part);
         }
     }
 
-    // What is read some steps after the keys or values from `j` on: of this block, then of the next one.
+    // What is read AHEAD steps after the keys or values from `j` on. A block's keys are read, then its values, then those
+    // of the next one.
     Stream stream(const Block<T>& block, const Block<T>* next, int j, bool values) const {
-        int64_t element = call.codec ? 1 : sizeof(T), least = STEP * call.key_heads * call.key_dim * element;
-        int64_t steps = least * AHEAD > AHEAD_BYTES ? AHEAD_BYTES / least + 1 : AHEAD;
+        int64_t element = call.codec ? 1 : sizeof(T), width = values ? call.value_dim : call.key_dim;
+        int64_t bytes = STEP * call.key_heads * width * element;
+        int64_t at = j + STEP * (bytes * AHEAD > AHEAD_BYTES ? AHEAD_BYTES / bytes + 1 : AHEAD);
         const Block<T>* in = &block;
-        for (j += steps * STEP; j >= in->count; values = !values) {
-            j -= in->count;
-            if (values && !(in = next)) return {(const char*)block.keys[0], 0};
+        while (in && at >= in->count) {
+            at -= in->count;
+            if (values) in = next;
+            values = !values;
         }
-        const T* row = values ? in->values[j] : in->keys[j];
+        if (!in) return {(const char*)block.keys[0], 0};
+        const T* row = values ? in->values[at] : in->keys[at];
         return {(const char*)row, Stream::part<T> * element / int64_t(sizeof(T))};
     }
 
@@ -187,7 +187,7 @@ struct FewRows : Layout<T> {
             point_at(block.keys + j, STEP, head, call.key_head, key_row, mine.rows, keys);
             for (int64_t row = head * rows; row < (head + 1) * rows; row += TOGETHER) {
                 const float* queries = mine.queries + row * key_row.padded;
-                Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;
+                Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;  // once for a head
                 vf* to = mine.folded + row * STEPS + j % LANES / STEP;
                 switch ((head + 1) * rows - row) {
                     case 1: score_step<1>(queries, keys, key_row, asked, to); break;
@@ -203,51 +203,61 @@ struct FewRows : Layout<T> {
 
     // The weights of a head's rows, and what was summed so far to their scale.
     void weigh_head(const Span& s, const Block<T>& block, int64_t head, float* scores, Partial part) const {
-        Scales made;
+        Scales scales;
         if (call.codec) {
-            read_scales(block.keys, block.count, call.key_begin, head, made.keys);
-            read_scales(block.values, block.count, call.value_begin, head, made.values);
+            read_scales(block.keys, block.count, call.key_begin, head, scales.keys);
+            read_scales(block.values, block.count, call.value_begin, head, scales.values);
         }
         int64_t rows = s.size * group;
         for (int64_t row = head * rows; row < (head + 1) * rows; row++) {
             float *mine = scores + row * BLOCK, *sums = part.sums + row * value_row.padded;
             for (int j = 0; j < BLOCK; j += LANES) store(mine + j, load(mine + j) * call.scale);
-            if (call.codec) multiply(mine, made.keys);
+            if (call.codec) multiply(mine, scales.keys);
             conceal(s, block, row % rows / group, mine);
             float factor = soften(mine, part.most[row], part.total[row]);
-            if (call.codec) multiply(mine, made.values);
+            if (call.codec) multiply(mine, scales.values);
             for (int64_t i = 0; i < value_row.padded && factor != 1.0f; i += LANES)
                 store(sums + i, load(sums + i) * factor);
         }
     }
 
+    // The keys of a block that a row may see: from `low` on, before `high`.
+    struct Seen { int64_t low, high; };
+    Seen seen(const Span& s, const Block<T>& block, int64_t row) const {
+        int64_t i = row % (s.size * group) / group;
+        return {call.first[s.row + i] - block.first, s.start + i + 1 - block.first};
+    }
+
     void add_heads(const Span& s, const Block<T>& block, int j, Stream ahead, const Scratch& mine, Partial part) const {
-        const T* values[VALUES];
+        const T* values[VALUES<T>];
         int64_t rows = s.size * group;
-        int count = block.count - j < VALUES ? block.count - j : VALUES;
+        int64_t count = block.count - j < VALUES<T> ? block.count - j : VALUES<T>;
         for (int64_t head = 0; head < call.key_heads; head++) {
             point_at(block.values + j, count, head, call.value_head, value_row, mine.rows, values);
-            for (int64_t row = head * rows; row < (head + 1) * rows; row += 4) {
+            for (int64_t row = head * rows; row < (head + 1) * rows; row += ADDED) {
+                int64_t last = row + ADDED < (head + 1) * rows ? row + ADDED - 1 : (head + 1) * rows - 1;
+                int64_t low = seen(s, block, row).low - j, high = seen(s, block, last).high - j;
+                int from = low < 0 ? 0 : low < count ? low : count, to = high < from ? from : high < count ? high : count;
                 const float* weights = mine.scores + row * BLOCK + j;
                 float* sums = part.sums + row * value_row.padded;
-                Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;
-                switch ((head + 1) * rows - row) {
-                    case 1: add_rows<1>(weights, values, count, asked, sums); break;
-                    case 2: add_rows<2>(weights, values, count, asked, sums); break;
-                    case 3: add_rows<3>(weights, values, count, asked, sums); break;
-                    default: add_rows<4>(weights, values, count, asked, sums);
+                Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;  // once for a head
+                switch (last - row) {
+                    case 0: add_rows<1>(weights, values, from, to, asked, sums); break;
+                    case 1: add_rows<2>(weights, values, from, to, asked, sums); break;
+                    case 2: add_rows<3>(weights, values, from, to, asked, sums); break;
+                    default: add_rows<ADDED>(weights, values, from, to, asked, sums);
                 }
             }
         }
     }
 
     template <int ROWS>
-    void add_rows(const float* weights, const T* const* values, int count, Stream& ahead, float* sums) const {
+    void add_rows(const float* weights, const T* const* values, int from, int to, Stream& ahead, float* sums) const {
         auto ask = [&ahead] { ahead.ask<T>(); };
         int64_t c = 0;
         for (; c + WIDE <= value_row.chunks; c += WIDE)
-            add_values<T, ROWS, WIDE>(weights, values, 0, count, value_row, c, sums, ask);
-        if (c < value_row.chunks) add_values<T, ROWS, 1>(weights, values, 0, count, value_row, c, sums, ask);
+            add_values<T, ROWS, WIDE>(weights, values, from, to, value_row, c, sums, ask);
+        if (c < value_row.chunks) add_values<T, ROWS, 1>(weights, values, from, to, value_row, c, sums, ask);
     }
 };
 

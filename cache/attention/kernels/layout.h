@@ -2,9 +2,18 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "records.h"
+#include "tiles.h"
 
 namespace {
+
+constexpr int STEP = 4;  // keys that few rows read at a time
+template <class T>  // and values: more of 16-bit ones, as reading them takes less of the time
+constexpr int VALUES = sizeof(T) == 4 ? 2 * STEP : 4 * STEP;
+template <class T>  // most rows of a key head that are few: float16 takes longer to widen, which is done every four rows
+constexpr int64_t FEW = (LANES == 16 ? 16 : 8) / (std::is_same<T, f16>::value ? 2 : 1);
 
 constexpr int64_t RANGE = 256;  // fewest keys that are worth a task, for few queries
 constexpr int64_t RANGES = 32;  // most ranges of one session
@@ -55,7 +64,8 @@ struct Layout {
     }
     int64_t partial_floats(const Span& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }
     int64_t query_floats(const Span& s) const {
-        int64_t plain = aligned(call.heads * s.size * key_width), tiled = call.key_heads * row_tiles(s) * tiled_floats();
+        int64_t plain = aligned(call.heads * s.size * key_width);
+        int64_t tiled = aligned(call.key_heads * row_tiles(s) * tiled_floats());
         return plain > tiled ? plain : tiled;
     }
     int64_t row_tiles(const Span& s) const { return (s.size * group + 15) / 16; }
@@ -63,13 +73,22 @@ struct Layout {
     int64_t work_floats(const Span& s) const {  // of a thread: queries, columns, values, rows filled up
         return query_floats(s) + aligned(BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK) + 16 * key_width);
     }
-    int64_t few_floats(const Span& s) const {  // as few_rows.h uses them: queries, scores twice, rows of one head
+    bool by_tiles(const Span& s) const {  // tiled_attention.h: for fewer rows it does not pay
+#if defined(WITH_TILES)
+        bool fits = std::is_same<T, bf16>::value && call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
+        return fits && s.size * group > 8;
+#else
+        return false;
+#endif
+    }
+    bool few(const Span& s) const { return s.size * group <= FEW<T> && !by_tiles(s); }  // few_rows.h
+    int64_t few_floats(const Span& s) const {  // queries, scores, their parts, and rows of one head
         int64_t widest = key_row.padded > value_row.padded ? key_row.padded : value_row.padded;
-        return call.heads * s.size * (key_row.padded + BLOCK + LANES * LANES / 4) + 16 * widest;
+        return aligned(call.heads * s.size * (key_row.padded + BLOCK + LANES * LANES / STEP) + VALUES<T> * widest);
     }
     int64_t scratch_floats(const Span& s) const {  // and what is widened of records
-        int64_t few = aligned(few_floats(s)), work = work_floats(s);
-        return (few > work ? few : work) + (call.codec ? BLOCK * (key_row.padded + value_row.padded) : 0);
+        if (few(s)) return few_floats(s);
+        return work_floats(s) + (call.codec ? BLOCK * (key_row.padded + value_row.padded) : 0);
     }
     void widen_head(const Block<T>& block, int64_t head, float* scratch, const T** keys, const T** values, Scales& scales) const {
         T *wide_keys = (T*)scratch, *wide_values = wide_keys + BLOCK * key_row.padded;

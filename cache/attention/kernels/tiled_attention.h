@@ -3,7 +3,6 @@
 #pragma once
 
 #include "layout.h"
-#include "tiles.h"
 
 #if defined(WITH_TILES)
 

@@ -28,7 +28,7 @@ from cache.pages.pool import Page
 
 CPU = torch.device("cpu")
 FULL = AttentionLayer(Reach.FULL, None, stores=True)
-WORK = [(0, 5), (11, 1), (700, 1), (60, 7), (255, 2), (320, 3)]  # tokens cached, tokens new
+WORK = [(0, 5), (11, 1), (700, 1), (60, 7), (255, 2), (320, 3), (45, 4)]  # tokens cached, tokens new
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of the largest output
 
 
@@ -232,6 +232,26 @@ def test_scores_that_only_fit_relative_to_the_largest(kernel: CpuBackend) -> Non
     scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, WORK)
     scores = ScoreOptions(300.0, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-3  # of scores around 1000
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dim", [33, 35, 67])
+def test_the_memory_of_each_thread_is_aligned(kernel: CpuBackend, dim: int) -> None:
+    """Whatever the width of keys; an address that is not would end the process."""
+    scene = Scene(PageShape(1, dim, 1, 32, torch.float32), 3, [(700, 1), (900, 1), (1100, 2)])
+    scores = ScoreOptions(0.2, None, None)
+    for _ in range(20):  # until the second thread takes a part
+        assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_what_later_tokens_hold_does_not_reach_earlier_ones(kernel: CpuBackend, dtype: torch.dtype) -> None:
+    scene = Scene(PageShape(1, 64, 1, 64, dtype), 2, [(20, 3)])
+    session, _ = scene.sessions[0]
+    scene.tier.values[0][session.pages[1].slot, 22 - 16] = float("nan")
+    found = scene.run(kernel, FULL, ScoreOptions(0.2, None, None))
+    assert found[:2].isfinite().all()
+    assert found[2].isnan().all()
 
 
 @pytest.mark.usefixtures("two_threads")
