@@ -312,7 +312,7 @@ def greedy(model: Any, prompt: list[int], count: int, draft: list[int] | None = 
     how many of its first tokens are right; the rest is computed one by one.
     """
     ids = list(prompt)
-    if draft and not depends_on_length(model):
+    if draft and not _depends_on_length(model):
         drafted = [*prompt, *draft[:count]]
         rows = model(input_ids=torch.tensor([drafted], device=model.device), use_cache=False).logits[0]
         for token, want in zip(draft, rows[len(prompt) - 1 : -1].argmax(-1).tolist(), strict=False):
@@ -326,7 +326,7 @@ def greedy(model: Any, prompt: list[int], count: int, draft: list[int] | None = 
     return ids[len(prompt) :]
 
 
-def depends_on_length(model: Any) -> bool:
+def _depends_on_length(model: Any) -> bool:
     """Whether tokens are turned by other angles once more of them follow: then a prefix is not computed as it was."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     return rope.get("rope_type") in ("longrope", "dynamic")

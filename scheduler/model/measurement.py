@@ -145,7 +145,7 @@ class Measurement:
         """
         for number, (session, expected) in enumerate(zip(self.sessions, self.expected, strict=True)):
             with self._choices.repeated([(number, 0, _HEAD)]) if self.is_routed else nullcontext():
-                said = reference_logits(self.model, _head(session))
+                said = reference_logits(self.model, beginning(session, _HEAD))
             if not self.is_same(said, expected[:_HEAD]):
                 return False
         return True
@@ -344,9 +344,9 @@ def _agree(errors: list[float]) -> bool:
     return len(errors) > 1 and errors[-1] <= 1.01 * errors[0] and errors[-1] <= 5 * DRIFT
 
 
-def _head(session: SessionCache) -> SessionCache:
-    """The first tokens of a session on their own."""
-    return make_session(session.token_ids[:_HEAD], session.source)
+def beginning(session: SessionCache, count: int) -> SessionCache:
+    """The first ``count`` tokens of a session on their own."""
+    return make_session(session.token_ids[:count], session.source)
 
 
 def describe(mode: Mode) -> str:

@@ -15,7 +15,7 @@ from cache.pages.session import SessionCache
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode, installed
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import Measurement, make_session, reference_logits
+from scheduler.model.measurement import Measurement, beginning, reference_logits
 from scheduler.model.twin import Twin, make_twin
 
 _PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
@@ -34,7 +34,7 @@ class Thresholds:
 
         def says(model: Any, count: int | None) -> torch.Tensor:
             if count is not None:
-                return reference_logits(model, make_session(session.token_ids[:count], session.source))
+                return reference_logits(model, beginning(session, count))
             return _run_in_two_parts(model, session, argument)
 
         found = make_twin(measurement.model, says, context)

@@ -82,7 +82,11 @@ def _late(model: Any, values: dict[Path, int], says: Says) -> list[Path]:
             return True
         return bool((other[1] - twin[1]).abs().max() <= _SAME * twin[1].abs().max())
 
-    return list(values) if is_late(values) else [path for path, value in values.items() if is_late({path: value})]
+    return (
+        list(values)
+        if not values or is_late(values)
+        else [path for path, value in values.items() if is_late({path: value})]
+    )
 
 
 def _matters(model: Any, values: dict[Path, int], says: Says, said: torch.Tensor) -> bool:

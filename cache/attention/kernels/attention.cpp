@@ -15,8 +15,6 @@
 
 namespace {
 
-constexpr int TILE = 4;  // queries that are worked on at a time, each with 2 * WIDE registers
-
 template <class T>
 struct Work : Layout<T> {
     typedef Layout<T> Base;
@@ -33,6 +31,7 @@ struct Work : Layout<T> {
     using Base::query_floats;
     using Base::partial;
     using Base::point;
+    using Base::seen;
     using Base::locate;
     using Base::widen_head;
     using Base::work_floats;
@@ -126,8 +125,7 @@ struct Work : Layout<T> {
     template <int ROWS, class V>
     void some_rows(const Span& s, const Block<T>& block, const Scales* scales, int64_t row, const float* query,
                    const float* columns, const V* const* values, const Row& width, Partial tile) const {
-        int64_t low = call.first[s.row + row / group] - block.first;
-        int64_t high = s.start + (row + ROWS - 1) / group + 1 - block.first;
+        int64_t low = seen(s, block, row / group).low, high = seen(s, block, (row + ROWS - 1) / group).high;
         if (low >= block.count || high <= 0) return;
         alignas(64) float weights[ROWS * BLOCK];
         score<ROWS>(query, columns, block.count, key_width, weights);
@@ -136,15 +134,10 @@ struct Work : Layout<T> {
             conceal(s, block, (row + r) / group, weights + r * BLOCK);
             float factor = soften(weights + r * BLOCK, tile.most[r], tile.total[r]);
             if (scales) multiply(weights + r * BLOCK, scales->values);
-            if (factor == 1.0f) continue;
-            float* sums = tile.sums + r * width.padded;
-            for (int64_t i = 0; i < width.padded; i += LANES) store(sums + i, load(sums + i) * factor);
+            rescale(tile.sums + r * width.padded, width, factor);
         }
         int from = low < 0 ? 0 : low, to = high < block.count ? high : block.count;
-        int64_t c = 0;
-        for (; c + WIDE <= width.chunks; c += WIDE)
-            add_values<V, ROWS, WIDE>(weights, values, from, to, width, c, tile.sums, [] {});
-        if (c < width.chunks) add_values<V, ROWS, 1>(weights, values, from, to, width, c, tile.sums, [] {});
+        add_rows<ROWS>(weights, values, from, to, width, tile.sums, [] {});
     }
 
     // The ranges of one session into its rows of the output; `results` lie one after the other.

@@ -111,6 +111,19 @@ void add_values(const float* weights, const T* const* values, int from, int to, 
         for (int i = 0; i < 2 * CHUNKS; i++) store(sums + r * row.padded + c * CHUNK + i * LANES, s[r][i]);
 }
 
+// `add_values` over all chunks.
+template <int ROWS, class T, class Ask>
+void add_rows(const float* weights, const T* const* values, int from, int to, const Row& row, float* sums, Ask ask) {
+    int64_t c = 0;
+    for (; c + WIDE <= row.chunks; c += WIDE) add_values<T, ROWS, WIDE>(weights, values, from, to, row, c, sums, ask);
+    if (c < row.chunks) add_values<T, ROWS, 1>(weights, values, from, to, row, c, sums, ask);
+}
+
+// Sums so far, to the scale of new weights.
+inline void rescale(float* sums, const Row& row, float factor) {
+    for (int64_t i = 0; i < row.padded && factor != 1.0f; i += LANES) store(sums + i, load(sums + i) * factor);
+}
+
 // Scores to weights, in place, up to a common factor: `most` is the largest score so far and `total` the sum of
 // weights relative to it. Returns by what earlier sums are to be multiplied.
 float soften(float* scores, float& most, float& total) {

@@ -12,7 +12,6 @@
 namespace {
 
 constexpr int TOGETHER = LANES == 8 ? 2 : 4;   // rows that are multiplied with a step's keys in registers
-constexpr int ADDED = 4;                       // rows whose sums of values are in registers
 constexpr int64_t AHEAD = 8;                   // steps between what is read and what is asked for, or
 constexpr int64_t AHEAD_BYTES = 1 << 17;       // fewer where they are more than this
 
@@ -111,6 +110,7 @@ struct FewRows : Layout<T> {
     using Base::key_row;
     using Base::locate;
     using Base::point;
+    using Base::seen;
     using Base::value_row;
 
     struct Scratch {
@@ -210,22 +210,14 @@ struct FewRows : Layout<T> {
         }
         int64_t rows = s.size * group;
         for (int64_t row = head * rows; row < (head + 1) * rows; row++) {
-            float *mine = scores + row * BLOCK, *sums = part.sums + row * value_row.padded;
+            float* mine = scores + row * BLOCK;
             for (int j = 0; j < BLOCK; j += LANES) store(mine + j, load(mine + j) * call.scale);
             if (call.codec) multiply(mine, scales.keys);
             conceal(s, block, row % rows / group, mine);
             float factor = soften(mine, part.most[row], part.total[row]);
             if (call.codec) multiply(mine, scales.values);
-            for (int64_t i = 0; i < value_row.padded && factor != 1.0f; i += LANES)
-                store(sums + i, load(sums + i) * factor);
+            rescale(part.sums + row * value_row.padded, value_row, factor);
         }
-    }
-
-    // The keys of a block that a row may see: from `low` on, before `high`.
-    struct Seen { int64_t low, high; };
-    Seen seen(const Span& s, const Block<T>& block, int64_t row) const {
-        int64_t i = row % (s.size * group) / group;
-        return {call.first[s.row + i] - block.first, s.start + i + 1 - block.first};
     }
 
     void add_heads(const Span& s, const Block<T>& block, int j, Stream ahead, const Scratch& mine, Partial part) const {
@@ -234,30 +226,22 @@ struct FewRows : Layout<T> {
         int64_t count = block.count - j < VALUES<T> ? block.count - j : VALUES<T>;
         for (int64_t head = 0; head < call.key_heads; head++) {
             point_at(block.values + j, count, head, call.value_head, value_row, mine.rows, values);
-            for (int64_t row = head * rows; row < (head + 1) * rows; row += ADDED) {
-                int64_t last = row + ADDED < (head + 1) * rows ? row + ADDED - 1 : (head + 1) * rows - 1;
-                int64_t low = seen(s, block, row).low - j, high = seen(s, block, last).high - j;
+            for (int64_t row = 0; row < rows; row += TILE) {
+                int64_t last = row + TILE < rows ? row + TILE - 1 : rows - 1;
+                int64_t low = seen(s, block, row / group).low - j, high = seen(s, block, last / group).high - j;
                 int from = low < 0 ? 0 : low < count ? low : count, to = high < from ? from : high < count ? high : count;
-                const float* weights = mine.scores + row * BLOCK + j;
-                float* sums = part.sums + row * value_row.padded;
-                Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;  // once for a head
+                const float* weights = mine.scores + (head * rows + row) * BLOCK + j;
+                float* sums = part.sums + (head * rows + row) * value_row.padded;
+                Stream none = {ahead.at, 0}, &asked = row ? none : ahead;  // once for a head
+                auto ask = [&asked] { asked.ask<T>(); };
                 switch (last - row) {
-                    case 0: add_rows<1>(weights, values, from, to, asked, sums); break;
-                    case 1: add_rows<2>(weights, values, from, to, asked, sums); break;
-                    case 2: add_rows<3>(weights, values, from, to, asked, sums); break;
-                    default: add_rows<ADDED>(weights, values, from, to, asked, sums);
+                    case 0: add_rows<1>(weights, values, from, to, value_row, sums, ask); break;
+                    case 1: add_rows<2>(weights, values, from, to, value_row, sums, ask); break;
+                    case 2: add_rows<3>(weights, values, from, to, value_row, sums, ask); break;
+                    default: add_rows<TILE>(weights, values, from, to, value_row, sums, ask);
                 }
             }
         }
-    }
-
-    template <int ROWS>
-    void add_rows(const float* weights, const T* const* values, int from, int to, Stream& ahead, float* sums) const {
-        auto ask = [&ahead] { ahead.ask<T>(); };
-        int64_t c = 0;
-        for (; c + WIDE <= value_row.chunks; c += WIDE)
-            add_values<T, ROWS, WIDE>(weights, values, from, to, value_row, c, sums, ask);
-        if (c < value_row.chunks) add_values<T, ROWS, 1>(weights, values, from, to, value_row, c, sums, ask);
     }
 };
 

@@ -9,6 +9,7 @@
 
 namespace {
 
+constexpr int TILE = 4;  // queries that are worked on at a time, each with 2 * WIDE registers
 constexpr int STEP = 4;  // keys that few rows read at a time
 template <class T>  // and values: more of 16-bit ones, as reading them takes less of the time
 constexpr int VALUES = sizeof(T) == 4 ? 2 * STEP : 4 * STEP;
@@ -76,7 +77,7 @@ struct Layout {
     bool by_tiles(const Span& s) const {  // tiled_attention.h: for fewer rows it does not pay
 #if defined(WITH_TILES)
         bool fits = std::is_same<T, bf16>::value && call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
-        return fits && s.size * group > 8;
+        return fits && s.size * group > 2 * TILE;
 #else
         return false;
 #endif
@@ -107,12 +108,20 @@ struct Layout {
             to[j] = (const T*)std::memcpy((void*)(spare + j * CHUNK), (const void*)to[j], row.dim * sizeof(T));
     }
 
+    // What query `i` sees of a block: the keys from `low` on and before `high`, which may lie outside it.
+    struct Seen {
+        int64_t low, high;
+    };
+    Seen seen(const Span& s, const Block<T>& block, int64_t i) const {
+        return {call.first[s.row + i] - block.first, s.start + i + 1 - block.first};
+    }
+
     // The soft cap, and minus infinity for what query `i` does not see.
     void conceal(const Span& s, const Block<T>& block, int64_t i, float* scores) const {
         if (call.softcap != 0.0f)
             for (int j = 0; j < BLOCK; j += LANES)
                 store(scores + j, call.softcap * tangent(load(scores + j) / call.softcap));
-        int64_t low = call.first[s.row + i] - block.first, high = s.start + i + 1 - block.first;
+        auto [low, high] = seen(s, block, i);
         for (int64_t j = 0; j < low && j < BLOCK; j++) scores[j] = NEVER;
         if (high > block.count) high = block.count;
         for (int64_t j = high < 0 ? 0 : high; j < BLOCK; j++) scores[j] = NEVER;

@@ -21,6 +21,7 @@ struct TiledWork : Layout<T> {
     using Base::group;
     using Base::query_floats;
     using Base::row_tiles;
+    using Base::seen;
     using Base::tiled_floats;
     using Base::locate;
     using Base::widen_head;
@@ -57,8 +58,7 @@ struct TiledWork : Layout<T> {
                 int64_t ahead = call.codec ? -1 : (same ? head + 1 : 0) * call.value_head;
                 for (int64_t row = 0; row < rows; row += 16) {
                     int64_t count = rows - row < 16 ? rows - row : 16;
-                    int64_t low = call.first[s.row + row / group] - block.first;
-                    int64_t high = s.start + (row + count - 1) / group + 1 - block.first;
+                    int64_t low = seen(s, block, row / group).low, high = seen(s, block, (row + count - 1) / group).high;
                     if (low >= block.count || high <= 0) continue;
                     if (shaped != count) {
                         add_up(tiles, behind);

@@ -34,7 +34,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("qwen2", Q8_0),
         ("qwen3moe", Q8_0),
         ("gemma2", Q8_0),
-        ("afmoe", Q8_0),
+        ("afmoe", Q4_0),
         ("apertus", Q4_0),
         ("dots1", Q8_0),
         ("ernie4_5-moe", Q8_0),
