@@ -14,17 +14,17 @@ class WeightReading(msgspec.Struct, frozen=True):
     ``threads`` threads.
 
     ``weight_bytes``: what all of these products read in a step. ``memory``: bytes a second of reading alone, from the
-    same weights. ``huge_pages``: the part of them that is in huge pages. ``speeds``: bytes a second of the products,
-    for each number of ``rows`` a figure for each of the ``ways`` to go through a weight. ``chosen``: the index of the
-    way that is used, for each number of rows. All ways give equal results.
+    same weights. ``huge_pages``: the part of them that is in huge pages. For each number of ``rows``: the ``ways`` to
+    go through a weight, ``speeds`` of each in bytes a second, and the index of that which is ``chosen``. All give equal
+    results.
     """
 
     weight_bytes: int
     threads: int
     memory: float
     huge_pages: float
-    ways: tuple[str, ...]
     rows: tuple[int, ...]
+    ways: tuple[tuple[str, ...], ...]
     speeds: tuple[tuple[float, ...], ...]
     chosen: tuple[int, ...]
 
@@ -37,8 +37,8 @@ class WeightReading(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """The speeds of all ways in words, an item for each number of rows."""
         lines = []
-        for rows, speeds, chosen in zip(self.rows, self.speeds, self.chosen, strict=True):
-            figures = [f"{way} {speed / 1e9:.1f}" for way, speed in zip(self.ways, speeds, strict=True)]
+        for rows, ways, speeds, chosen in zip(self.rows, self.ways, self.speeds, self.chosen, strict=True):
+            figures = [f"{way} {speed / 1e9:.1f}" for way, speed in zip(ways, speeds, strict=True)]
             figures[chosen] += " (used)"
             lines.append(f"{rows} row{'s' * (rows > 1)}: {', '.join(figures)} GB/s")
         return lines

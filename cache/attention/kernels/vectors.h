@@ -31,10 +31,10 @@ inline vf load(const float* p) { return *(const vf_in_memory*)p; }
 inline void store(float* p, vf v) { *(vf_in_memory*)p = v; }
 inline vf splat(float x) { return x - vf{}; }  // + would change the sign of a zero, and so cost an addition
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
-template <int BY, std::size_t... I>
-inline vf rotate(vf v, std::index_sequence<I...>) { return __builtin_shufflevector(v, v, int((I + BY) % LANES)...); }
-template <int BY = LANES / 2, class F>
-inline float fold(vf v, F two) {  // all lanes into one
+template <int BY, class V, std::size_t... I>
+inline V rotate(V v, std::index_sequence<I...>) { return __builtin_shufflevector(v, v, int((I + BY) % LANES)...); }
+template <int BY = LANES / 2, class V, class F>
+inline auto fold(V v, F two) {  // all lanes into one
     v = two(v, rotate<BY>(v, std::make_index_sequence<LANES>()));
     if constexpr (BY > 1) return fold<BY / 2>(v, two);
     else return v[0];

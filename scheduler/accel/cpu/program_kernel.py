@@ -100,7 +100,8 @@ class ProgramKernel:
         self.team = team_address()
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
-        self.way_count: int = library.warmturn_way_count()  # see ``warmturn_chosen_ways`` in kernels/tiled.h
+        self._way_bits = library.warmturn_way_bits
+        self._way_bits.argtypes = [ctypes.c_int64, ctypes.c_int64]
         self.together: int = library.warmturn_together()  # elements of a column, see kernels/packed.h
         self.build = path.stem
         self._read = library.warmturn_read
@@ -127,6 +128,11 @@ class ProgramKernel:
     @ways.setter
     def ways(self, chosen: tuple[int, int, int]) -> None:
         self._ways[:] = list(chosen)
+
+    def ways_through(self, packed: bool, rows: int) -> list[int]:
+        """All that ``ways`` may be for so many rows, times weights of few bits or times tiles."""
+        bits = self._way_bits(packed, rows)
+        return [way for way in range(bits + 1) if way & ~bits == 0]
 
     @property
     def multiplies_bytes(self) -> bool:

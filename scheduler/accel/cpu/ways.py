@@ -28,8 +28,7 @@ from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.model_facts import WeightReading
 
 log = logging.getLogger("warmturn.engine")
-NAMES = ("in order", "prefetching", "half the columns", "half the columns, prefetching")  # bits of kernels/ways.h
-_OF_PACKED = 2  # of these, for weights of few bits
+_BITS = ("prefetching", "half the columns", "in pairs")  # of kernels/ways.h
 _ROWS = (1, 4, 16)  # one row, few, many
 _SAMPLE = 96 << 20  # bytes of weights that are timed: more than caches hold
 _LEAST = 16 << 20  # with less, weights stay in the processor's caches, and any way will do
@@ -49,26 +48,28 @@ def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading |
     measured = max(alike, key=lambda some: sum(one.nbytes for one in some))
     if sum(matrix.nbytes for matrix in measured) < _LEAST:
         return None
-    name, count = _name(measured, kernel), kernel.way_count if measured[0].kind == TILED else _OF_PACKED
-    latest = _recall(name, count)
+    name, packed = _name(measured, kernel), measured[0].kind != TILED
+    ways = [kernel.ways_through(packed, rows) for rows in _ROWS]
+    latest = _recall(name, ways)
     if latest is None or _memory_speed(_sample(measured), kernel) > _FASTER * latest.memory:
-        latest = _measure(measured, kernel, count)
+        latest = _measure(measured, kernel, ways)
         _remember(name, latest)
-    kernel.ways = latest.chosen[0], latest.chosen[1], latest.chosen[2]
+    one, few, many = (some[number] for some, number in zip(ways, latest.chosen, strict=True))
+    kernel.ways = one, few, many
     log.debug("weights are read %s", "; ".join(latest.lines))
     return latest
 
 
-def _measure(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightReading:
+def _measure(tiled: list[Matrix], kernel: ProgramKernel, ways: list[list[int]]) -> WeightReading:
     sample = _sample(tiled)
     size = sum(matrix.nbytes for matrix in sample)
     memory = _memory_speed(sample, kernel)
     before, speeds, chosen = kernel.ways, [], []
-    for number, rows in enumerate(_ROWS):
+    for rows, some, used in zip(_ROWS, ways, before, strict=True):
         run = _products(sample, rows, kernel)
-        seconds = _best([_in(way, run, kernel) for way in range(count)])
+        seconds = _best([_in(way, run, kernel) for way in some])
         fastest = min(range(len(seconds)), key=seconds.__getitem__)
-        now = before[number] % count  # the first ones of NAMES: without the bits that this kind does not know
+        now = some.index(used & some[-1])  # without the bits that this kind does not know
         chosen.append(now if seconds[fastest] > _WORTH * seconds[now] else fastest)
         speeds.append(tuple(size / one for one in seconds))
     kernel.ways = before
@@ -77,11 +78,15 @@ def _measure(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightRe
         threads=torch.get_num_threads(),
         memory=memory,
         huge_pages=_in_huge_pages([matrix.data for matrix in sample]),
-        ways=NAMES[:count],
+        ways=tuple(tuple(map(_in_words, some)) for some in ways),
         rows=_ROWS,
         speeds=tuple(speeds),
         chosen=tuple(chosen),
     )
+
+
+def _in_words(way: int) -> str:
+    return ", ".join(name for bit, name in enumerate(_BITS) if way >> bit & 1) or "in order"
 
 
 def _memory_speed(sample: list[Matrix], kernel: ProgramKernel) -> float:
@@ -155,14 +160,14 @@ def _name(tiled: list[Matrix], kernel: ProgramKernel) -> str:
     """The name of the file for these shapes, this processor, these threads and this build of the kernel."""
     shapes = [(matrix.out, matrix.inside, matrix.kind) for matrix in tiled]
     processor = torch.cpu.get_capabilities().get("cpu_name", "")
-    asked = repr((processor, torch.get_num_threads(), kernel.build, NAMES, _ROWS, shapes))
+    asked = repr((processor, torch.get_num_threads(), kernel.build, _BITS, _ROWS, shapes))
     return f"ways-{hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _recall(name: str, count: int) -> WeightReading | None:
-    with suppress(OSError, NotBuilt, msgspec.MsgspecError):
+def _recall(name: str, ways: list[list[int]]) -> WeightReading | None:
+    with suppress(OSError, NotBuilt, msgspec.MsgspecError, ValueError):
         found = msgspec.json.decode((private_folder() / name).read_bytes(), type=WeightReading)
-        if len(found.chosen) == len(_ROWS) and all(0 <= way < count for way in found.chosen):
+        if all(0 <= way < len(some) for way, some in zip(found.chosen, ways, strict=True)):
             return found
     return None
 

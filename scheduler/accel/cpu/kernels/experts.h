@@ -86,7 +86,7 @@ private:
             for (int64_t i = 0; i < n; i++) {
                 int64_t choice = listed[begin + i], row = choice / experts.choices;
                 const float* values = arena + row * width + experts.from + choice % experts.choices * experts.step;
-                prepare(weight.type, values, weight.in, i, x);
+                prepare(weight.type, values, weight.in, i, n, x);
             }
             for (int64_t g = first; g < last; g++) {
                 int64_t column = g * GROUP, many = weight.out - column < GROUP ? weight.out - column : GROUP;

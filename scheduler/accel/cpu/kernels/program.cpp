@@ -184,7 +184,7 @@ public:
             return;
         }
         for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
-            for (int64_t i = stage.first; i < stage.last; i++) execute(call.instructions[i], row, start + row);
+            for (int64_t i = stage.first; i < stage.last; i++) execute(call.instructions[i], row, rows, start + row);
     }
 
 private:
@@ -217,7 +217,7 @@ private:
         return o.space == ARENA ? call.arena + row * call.width + o.at : (float*)o.at;
     }
 
-    void execute(const Instruction& in, int64_t row, int64_t outside) const {
+    void execute(const Instruction& in, int64_t row, int64_t rows, int64_t outside) const {
         float* out = find(in.out, row);
         const float *a = find(in.a, row), *b = find(in.b, row);
         switch (Opcode(in.code)) {
@@ -251,7 +251,7 @@ private:
             case SCATTER: return scatter(in.table, out, a);
             case PACK:
                 if (in.table && adapts()) lower(in, a, row, outside);
-                return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
+                return prepare(in.count, a, in.n, row, rows, call.prepared + in.out.at * call.chunk);
         }
     }
 
@@ -385,7 +385,10 @@ extern "C" int warmturn_tiles() {  // whether this was compiled for matrix units
 #endif
 }
 
-extern "C" int64_t warmturn_way_count() { return WAYS; }  // in how many ways products with tiles go through a weight
+// The bits of kernels/ways.h that make a difference to products of so many rows with tiles, or with weights of few bits.
+extern "C" int64_t warmturn_way_bits(int64_t packed, int64_t rows) {
+    return packed ? ways_of_packed(rows) : WAYS_OF_TILES;
+}
 
 extern "C" int64_t warmturn_together() { return TOGETHER; }  // elements of a column that lie so in packed weights
 

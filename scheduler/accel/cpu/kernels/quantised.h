@@ -1,11 +1,12 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
 // processors multiply bytes (VNNI), an activation is 256 * high + low of two bytes with a sign, which are multiplied with
-// the stored bytes one after the other; elsewhere bytes are widened to 16 bits first. With --activations int8 the first
-// have one byte (PLANES), and half the work.
+// the stored bytes one after the other; elsewhere bytes are widened to 16 bits first, and for many rows where paired.h is
+// faster. With --activations int8 the first have one byte (PLANES), and half the work.
 
 #pragma once
 
 #include "vectors.h"
+#include "ways.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -23,7 +24,9 @@ constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
 constexpr int64_t TOGETHER = 2;
 #endif
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
-constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;
+constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256;  // with a stored byte added it fits 16 bits
+constexpr int64_t OCTET = 8;                             // rows that go through a block together in paired.h
+constexpr bool in_pairs(int64_t tuple) { return tuple % 2; }
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
@@ -39,27 +42,63 @@ int64_t warmturn_activation_bytes = 2;  // or 1, only where TOGETHER is 4
 
 namespace {
 
+inline vi larger_bits(vi a, vi b) { return a > b ? a : b; }
+
+enum class Order { PLANES, BYTES, PAIRS };
+
 struct Quantised {  // 32 activations, x[i] * scale each
 #if defined(WARMTURN_BYTES)
-    int8_t high[BLOCK], low[BLOCK];  // of one byte: `high` alone
-    void set(int64_t i, vi values, bool byte) {  // LANES of them
-        vi lows = byte ? vi{} : values << 24 >> 24, highs = byte ? values : (values - lows) >> 8;
+    union {
+        struct { int8_t high[BLOCK], low[BLOCK]; };           // of one byte: `high` alone
+        struct { int16_t even[BLOCK / 2], odd[BLOCK / 2]; };  // in PAIRS
+    };
+    void set(int64_t i, vi values, Order order) {  // LANES of them
+        add_sum(i, values);
+        if (order == Order::PAIRS) return set_pairs(i, values);
+        vi lows = order == Order::BYTES ? vi{} : values << 24 >> 24;
+        vi highs = order == Order::BYTES ? values : (values - lows) >> 8;
         *(vfine_in_memory*)(low + i) = __builtin_convertvector(lows, vfine_in_memory);
         *(vfine_in_memory*)(high + i) = __builtin_convertvector(highs, vfine_in_memory);
     }
+    void set_pairs(int64_t i, vi values) {
+        typedef int64_t pairs __attribute__((vector_size(LANES * 4)));
+        typedef int16_t narrow __attribute__((vector_size(LANES), aligned(2), may_alias));
+        *(narrow*)(even + i / 2) = __builtin_convertvector((pairs)values, narrow);
+        *(narrow*)(odd + i / 2) = __builtin_convertvector((pairs)values >> 32, narrow);
+    }
+    void finish(Order order) {
+        if (order != Order::PAIRS) return;
+        for (int half = 0; half < 2; half++) {
+            uint32_t sum = 0;
+#pragma GCC unroll 8
+            for (int i = 8 * half; i < 8 * half + 8; i++) sum += in_pairs(i / 2) ? uint32_t(even[i] * odd[i]) : 0;
+            products[half] = sum;
+        }
+    }
 #else
     int16_t x[BLOCK];
-    void set(int64_t i, vi values, bool) {  // LANES of them
+    void set(int64_t i, vi values, Order) {  // LANES of them
+        add_sum(i, values);
         *(vshort_in_memory*)(x + i) = __builtin_convertvector(values, vshort_in_memory);
     }
+    void finish(Order) {}
 #endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
     float least;      // minus the sum of all 32, as they are
+    uint32_t products[2];  // of neighbours of tuples that are `in_pairs`, summed: of the first and of the last 16
+    void add_sum(int64_t i, vi values) {
+        int32_t& sum = sums[i / (BLOCK / 2)];
+        sum = (i % (BLOCK / 2) ? sum : 0) + fold(values, [](vi p, vi q) { return p + q; });
+    }
     // Of one of so many parts: the sum of whole numbers, and minus that of activations.
     template <int PARTS> int32_t sum(int64_t part) const { return PARTS == 1 ? sums[0] + sums[1] : sums[part]; }
     template <int PARTS> float less(int64_t part) const { return PARTS == 1 ? least : -scale * float(sums[part]); }
+    template <int PARTS> uint32_t product(int64_t part) const {
+        return PARTS == 1 ? products[0] + products[1] : products[part];
+    }
 };
+static_assert(sizeof(Quantised) <= BLOCK * sizeof(float), "rows that are prepared have the room of floats");
 
 inline vi broadcast(const void* from) {  // 4 bytes to each lane
     int32_t value;
@@ -131,34 +170,37 @@ struct Dots {
 
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
-// One row of float32 as products with packed weights want it: a row of [rows][blocks].
-inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised* to) {
-    Quantised* out = to + row * blocks_of(in);
-    const bool byte = TOGETHER == 4 && warmturn_activation_bytes == 1;
-    const int32_t most_of = byte ? MOST_OF_BYTE : MOST_ACTIVATION;
-    for (int64_t at = 0; at < in; at += BLOCK, out++) {
-        float values[BLOCK] = {};
-        std::memcpy(values, from + at, (in - at < BLOCK ? in - at : BLOCK) * sizeof(float));
-        vf most{}, sum{};
-        for (int64_t i = 0; i < BLOCK; i += LANES) {
-            vf value = load(values + i);
-            most = larger(most, (vf)((vu)value & 0x7fffffffu));
-            sum += value;  // NaN where one is, also where `larger` has passed it over
-        }
-        float size = fold(most, larger), all = fold(sum, [](vf p, vf q) { return p + q; });
-        bool finite = size <= 3.0e38f && all == all;
+// How many of these rows, the first ones, are multiplied in pairs.
+inline int64_t rows_in_pairs(int64_t rows) {
+    return TOGETHER == 4 && warmturn_activation_bytes == 2 && way_of(rows) & PAIRED ? rows / OCTET * OCTET : 0;
+}
+
+// One of some rows of float32 as products with packed weights want it: a row of [rows][blocks], or, of those that are
+// multiplied in pairs, of [rows / OCTET][blocks][OCTET].
+inline void prepare_packed(const float* from, int64_t in, int64_t row, int64_t rows, Quantised* to) {
+    const bool paired = row < rows_in_pairs(rows);
+    const Order order = paired ? Order::PAIRS : TOGETHER == 4 && warmturn_activation_bytes == 1 ? Order::BYTES : Order::PLANES;
+    const int64_t blocks = blocks_of(in), step = paired ? OCTET : 1;
+    Quantised* out = to + (paired ? row / OCTET * OCTET * blocks + row % OCTET : row * blocks);
+    const int32_t most_of = order == Order::BYTES ? MOST_OF_BYTE : MOST_ACTIVATION;
+    float rest[BLOCK] = {};
+    for (int64_t at = 0; at < in; at += BLOCK, out += step) {
+        const float* values = from + at;
+        if (in - at < BLOCK) values = (const float*)std::memcpy(rest, values, (in - at) * sizeof(float));
+        vi bits{};
+        for (int64_t i = 0; i < BLOCK; i += LANES) bits = larger_bits(bits, (vi)load(values + i) & 0x7fffffff);
+        int32_t most = fold(bits, larger_bits);
+        float size;  // no number where one is not
+        std::memcpy(&size, &most, sizeof size);
+        bool finite = size <= 3.0e38f;
         out->scale = finite ? size / most_of : NAN;
         float up = finite && size > 1e-30f ? most_of / size : 0;
         if (up == 0 && finite) out->scale = 0;
-        vf sums[2] = {};  // whole numbers below 2^24
         for (int64_t i = 0; i < BLOCK; i += LANES) {
             vf shifted = (finite ? load(values + i) : vf{}) * up + 12582912.0f;  // the nearest integer in the low bits
-            vi whole = (vi)shifted - 0x4b400000;
-            out->set(i, whole, byte);
-            sums[i / (BLOCK / 2)] += __builtin_convertvector(whole, vf);
+            out->set(i, (vi)shifted - 0x4b400000, order);
         }
-        for (int half = 0; half < 2; half++)
-            out->sums[half] = int32_t(fold(sums[half], [](vf p, vf q) { return p + q; }));
+        out->finish(order);
         out->least = -out->scale * float(out->sums[0] + out->sums[1]);
     }
 }

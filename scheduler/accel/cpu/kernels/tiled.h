@@ -28,7 +28,7 @@ inline int64_t depth_of(int64_t in) { return (in + DEPTH - 1) / DEPTH; }
 
 #if defined(__AMX_BF16__)
 typedef uint16_t Activation;  // bfloat16
-constexpr int64_t WAYS = 2;
+constexpr int64_t WAYS_OF_TILES = PREFETCHING;
 constexpr int64_t AHEAD = 8 * TILE;  // bytes: with PREFETCHING, what the next step reads is asked for now
 constexpr int64_t STEP = 4 * 64;     // bytes from a row of a tile of the weight to the next
 constexpr int64_t PANEL = 32;  // tiles that are gone through at a time, so that what many rows need stays in a near cache
@@ -152,7 +152,7 @@ constexpr int PARTS = 64 / sizeof(Sum);                    // registers for the 
 constexpr int64_t EACH = 16 / PARTS;                       // columns of one of them
 constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = BESIDE;  // tiles and rows at a time: there are registers for them
 constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
-constexpr int64_t WAYS = 4;
+constexpr int64_t WAYS_OF_TILES = PREFETCHING | NARROW;
 
 // A pair of elements of ROWS rows times TILES times 16 columns.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)

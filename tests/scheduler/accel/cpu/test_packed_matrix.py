@@ -197,21 +197,28 @@ def test_processors_of_the_other_kind_compute_the_same() -> None:
     here = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     if compiled().together == 2:
         here["CXX"] = f"{os.environ.get('CXX') or 'c++'} -DWARMTURN_BYTES"
-    wanted = "comes_back or (float64 and 11) or whatever or one_byte"
+    wanted = "comes_back or (float64 and 11) or whatever or one_byte or all_ways"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", wanted]
     ran = subprocess.run(command, env=here, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert f"{3 * len(FORMS) + len(WHOLE)} passed" in ran.stdout, ran.stdout
+    assert f"{4 * len(FORMS) + len(WHOLE)} passed" in ran.stdout, ran.stdout
 
 
-def test_asking_for_memory_ahead_changes_no_bit() -> None:
-    kernel, matrix = compiled(), PackedMatrix(FORMS["fine scales"])
-    before, results = kernel.ways, []
-    for way in (0, 1):
-        kernel.ways = way, way, way
-        run = product(matrix, None, torch.float32, kernel)
-        results.append([run(torch.ones(rows, matrix.inside) / 3) for rows in (1, 3, 16)])
-    kernel.ways = before
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+@pytest.mark.parametrize("name", FORMS)
+def test_all_ways_to_go_through_a_weight_give_the_same_bits(name: str) -> None:
+    kernel, matrix = compiled(), PackedMatrix(FORMS[name])
+    run, before = product(matrix, None, torch.float32, kernel), kernel.ways
+    x = torch.randn(109, matrix.inside, generator=torch.Generator().manual_seed(2))
+    x[::3, ::5] *= 1e3
+    x[5] = 1.0  # whole blocks of the largest number: next to the largest code it fills 16 bits
+    try:
+        kernel.ways = 0, 0, 0
+        whole = run(x)
+        for way in kernel.ways_through(packed=True, rows=16)[1:]:
+            kernel.ways = way, way, way
+            for rows in (1, 3, 7, 8, 9, 16, 31, 48, 53, 61, 109):
+                assert torch.equal(run(x[:rows]), whole[:rows]), f"{rows} rows, way {way}"
+    finally:
+        kernel.ways = before
 
 
 def test_inputs_that_are_no_numbers_are_seen() -> None:

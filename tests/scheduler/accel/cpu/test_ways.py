@@ -70,7 +70,8 @@ def test_the_fastest_way_is_used_for_each_number_of_rows(
     assert found.weight_bytes == found.memory == size
     assert [speeds[way] for speeds, way in zip(found.speeds, found.chosen, strict=True)] == [2 * size] * 3
     assert found.share == 2
-    assert all(len(speeds) == kernel.way_count == len(found.ways) for speeds in found.speeds)
+    for rows, names, speeds in zip(found.rows, found.ways, found.speeds, strict=True):
+        assert len(kernel.ways_through(packed=False, rows=rows)) == len(names) == len(speeds)
     assert any("prefetching" in line and "(used)" in line for line in found.lines)
 
 
@@ -134,7 +135,7 @@ def test_a_way_that_this_kernel_does_not_know_is_measured_again(
     files()[0].write_bytes(files()[0].read_bytes().replace(b'"chosen":[1,', b'"chosen":[99,'))
     faked(monkeypatch, (0, 1, 1))
     ways.choose(weights(), kernel)
-    assert max(kernel.ways) < kernel.way_count
+    assert kernel.ways[0] in kernel.ways_through(packed=False, rows=1)
 
 
 def test_a_folder_that_others_can_read_is_not_used(kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +174,18 @@ def test_the_real_measurement(kernel: ProgramKernel) -> None:
     assert found.threads == torch.get_num_threads()
 
 
-def test_weights_of_few_bits_have_two_ways(kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_few_bits_have_ways_of_their_own(kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     some = [PackedMatrix(RoundedSource(torch.randn(256, 128), 8)) for _ in range(3)]
-    faked(monkeypatch, (1, 0, 1))
+    many = kernel.ways_through(packed=True, rows=16)
+    last = len(many) - 1  # in pairs where bytes are multiplied
+    faked(monkeypatch, (1, 0, last))
     found = ways.choose(some, kernel)
     assert found is not None
     assert found.weight_bytes == sum(matrix.nbytes for matrix in some)
-    assert (found.chosen, len(found.ways), found.share) == ((1, 0, 1), 2, 2.0)
-    assert kernel.ways == (1, 0, 1)
+    assert (found.chosen, found.share) == ((1, 0, last), 2.0)
+    assert kernel.ways == (1, 0, many[last])
+    assert found.ways[:2] == (("in order", "prefetching"),) * 2
+    assert found.ways[2][2:] == (("in pairs", "prefetching, in pairs") if kernel.multiplies_bytes else ())
     monkeypatch.setattr(ways, "_measure", refused)
     assert ways.choose(some, kernel) == found
     with pytest.raises(AssertionError, match="measured again"):

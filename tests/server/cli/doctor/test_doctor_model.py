@@ -108,7 +108,8 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_how_fast_weights_are_read(tmp_path: Path) -> None:
     speeds = ((8e9, 9e9), (5e9, 7e9), (2e9, 1e9))
-    read = WeightReading(1000, 2, 10e9, 0.5, ("in order", "prefetching"), (1, 4, 16), speeds, (1, 1, 0))
+    ways = (("in order", "prefetching"),) * 3
+    read = WeightReading(1000, 2, 10e9, 0.5, (1, 4, 16), ways, speeds, (1, 1, 0))
     finding = doctor_model.check_reading(read)
     assert finding.level == Level.OK
     assert "one row read 9.0 GB/s of weights, 90 % of the 10.0 GB/s that memory gives (2 threads, 50 %" in finding.text
