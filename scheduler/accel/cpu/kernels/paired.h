@@ -41,10 +41,10 @@ template <class Values, int PARTS_OF_BLOCK, class Codes>
 inline void paired_block(const Quantised* x, const uint8_t* w, const Codes& codes, const Scales& of, int64_t type,
                          int32_t zero, bool first, float (*to)[COLUMNS_TOGETHER]) {
     constexpr int PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT, AT_ONCE = Values::AT_ONCE;
-    int32_t begin[PARTS_OF_BLOCK][OCTET];
+    int32_t begin[PARTS_OF_BLOCK][OCTET], less_here = zero - (Values::SHIFTED ? 128 : 0);
     for (int part = 0; part < PARTS_OF_BLOCK; part++)
         for (int r = 0; r < OCTET; r++) {
-            uint32_t less = uint32_t(zero * x[r].template sum<PARTS_OF_BLOCK>(part));
+            uint32_t less = uint32_t(less_here * x[r].template sum<PARTS_OF_BLOCK>(part));
             begin[part][r] = int32_t(0 - less - x[r].template product<PARTS_OF_BLOCK>(part));
         }
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)

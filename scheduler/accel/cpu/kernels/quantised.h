@@ -24,7 +24,7 @@ constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
 constexpr int64_t TOGETHER = 2;
 #endif
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
-constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256;  // with a stored byte added it fits 16 bits
+constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
 constexpr int64_t OCTET = 8;                             // rows that go through a block together in paired.h
 constexpr bool in_pairs(int64_t tuple) { return tuple % 2; }
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums

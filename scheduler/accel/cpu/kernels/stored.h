@@ -166,6 +166,8 @@ struct Stored {
         }
         return codes.of(value);
     }
+    // Whether bytes stand for themselves less 128; `split` takes that away.
+    static constexpr bool SHIFTED = BITS == 8 || sizeof(Codes) != sizeof(Themselves);
     // Of each column's tuple the first and third value, and the second and fourth, in 16 bits each.
     void split(int k, int n, vshorts& even, vshorts& odd) const {
         if constexpr (BITS == 4 && sizeof(Codes) == sizeof(Themselves)) {
@@ -174,7 +176,8 @@ struct Stored {
             odd = k ? two >> 12 : two >> 8 & 0x000f;
         } else {
             vshorts value = get(k, n);
-            even = value & 0x00ff, odd = value >> 8;
+            constexpr uint16_t shift = SHIFTED ? 128 : 0;
+            even = (value & 0x00ff) - shift, odd = (value >> 8) - shift;
         }
     }
 };
