@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -64,8 +65,10 @@ class Stage:
         assert self.mode.fusion is not None
         return self.mode.fusion
 
-    def run(self, timelines: list[list[int]], steps: list[list[tuple[int, int]]]) -> list[torch.Tensor]:
-        """The logits of every timeline; a step is (which, how many tokens) each."""
+    def run(
+        self, timelines: list[list[int]], steps: list[list[tuple[int, int]]], last: bool = False
+    ) -> list[torch.Tensor]:
+        """The logits of every timeline; a step is (which, how many tokens) each. ``last``: of its last token each."""
         slots = sum(-(-len(ids) // PAGE) for ids in timelines)
         tier = MemoryTier(slots, PAGE, torch.device("cpu"))
         pool = PagePool(tier, MemoryTier(0, PAGE, torch.device("cpu")))
@@ -80,8 +83,10 @@ class Stage:
             sessions.append(session)
         got: list[list[torch.Tensor]] = [[] for _ in timelines]
         for step in steps:
-            out = runner.run([(sessions[i], count) for i, count in step], range(sum(count for _, count in step)))
-            for (i, _), part in zip(step, torch.split(out, [count for _, count in step]), strict=True):
+            counts = [count for _, count in step]
+            rows = [end - 1 for end in accumulate(counts)] if last else range(sum(counts))
+            out = runner.run([(sessions[i], count) for i, count in step], rows)
+            for (i, _), part in zip(step, torch.split(out, [1] * len(step) if last else counts), strict=True):
                 got[i].append(part)
         return [torch.cat(parts) for parts in got]
 

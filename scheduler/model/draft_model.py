@@ -25,15 +25,15 @@ def load_draft_model(config: EngineConfig, served: LoadedModel, tell: Any) -> Lo
     """
     assert config.draft_model is not None
     tell(Loading("loading the draft model"))
-    threads, latest = torch.get_num_threads(), ways.latest
+    threads = torch.get_num_threads()
     settings = {"model": config.draft_model, "generation_config": "openai", "weights": "auto", "activations": "auto"}
     try:
-        draft = load(msgspec.structs.replace(config, tensor_parallel=1, **settings), lambda _: None)
+        with ways.kept():
+            draft = load(msgspec.structs.replace(config, tensor_parallel=1, **settings), lambda _: None)
     finally:
         round_activations(served.activations)  # for both; it was measured without
     draft = replace(draft, activations=served.activations)
     torch.set_num_threads(threads)  # as many as the served model has work for
-    ways.latest = latest
     if obstacle := _obstacle(draft, served):
         raise LoadFailed(f"--draft-model {config.draft_model!r}: {obstacle}")
     return draft

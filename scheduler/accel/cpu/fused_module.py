@@ -89,7 +89,7 @@ class FusedModule:
         self._forget()
         if (called := self._matched(args, kwargs)) is None:
             return self._original(*args, **kwargs)
-        if (found := self._run_chain((args, kwargs), *called, keep=True)) is not None:
+        if (found := self._run_chain((args, kwargs), *called)) is not None:
             self._hand_keys_on((args, kwargs))
             return self._hand_on(*found)
         inputs, cache, rows = called
@@ -103,19 +103,39 @@ class FusedModule:
         self._hand_keys_on((args, kwargs))
         return out
 
-    def run_ahead(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor] | None:
-        """The results of all modules of its chain, by the arguments of this module, the first; None if they cannot be
-        computed at once, or the forward of one was replaced. Raises MemoryError.
+    def run_ahead(self, wanted: torch.Tensor | None, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """The result of the last module of its chain, by the arguments of this module, the first, for all rows or those
+        whose numbers are in ``wanted``; None if the chain cannot be computed at once, or the forward of one was
+        replaced. Raises MemoryError.
         """
         self._forget()
         whole = all(fused._own.get("forward") is fused._forward for fused in self.chain)
         called = self._matched(args, kwargs) if whole else None
-        found = None if called is None else self._run_chain((args, kwargs), *called, keep=False)
-        if found is None or self._foresight is None:
+        given = None if called is None else self._foresee((args, kwargs), *called)
+        if self._chain is None or self._foresight is None or called is None or given is None:
             return None
-        for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
-            fused._hand_keys_on(found[0][group])
-        return found[1]
+        calls, inputs = given
+        result = self._chain.run_last(called[1], inputs, called[2], wanted)
+        if result is not None:
+            for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
+                fused._hand_keys_on(calls[group])
+        return result
+
+    def run_some(self, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """The result of this module alone, for the rows whose numbers are in ``wanted``; None if that of all rows is
+        there, or its own code or hooks have to run. Raises MemoryError.
+        """
+        own = self._own
+        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
+        if passed_over or self._computed is not None:
+            return None
+        called = self._matched(args, kwargs) if isinstance(self._layer, LayerProgram) else None
+        if called is None or called[1].step.adapted is not None or len(wanted) >= called[2]:
+            return None
+        inputs, cache, _ = called
+        out: torch.Tensor = self.compute(inputs, partial(self._attend, cache), wanted)
+        self._hand_keys_on((args, kwargs))
+        return out
 
     def _forget(self) -> None:
         """Nothing is ready for the modules behind it: what is there is of a step that has failed."""
@@ -150,11 +170,21 @@ class FusedModule:
         return step.adapted is not None or any(one.few(step) != step.numbers for one in self._absorbed)
 
     def _run_chain(
-        self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int, *, keep: bool
+        self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int
     ) -> tuple[list[Call], Sequence[torch.Tensor]] | None:
-        """The calls that are foreseen and the results of all modules of its chain; None if it has none, or they cannot
-        be computed at once. ``keep``: modules may be called with other arguments yet.
+        """The calls that are foreseen and the results of all modules of its chain, which may be called with other
+        arguments yet; None if it has none, or they cannot be computed at once.
         """
+        given = self._foresee(call, inputs, cache, rows)
+        if self._chain is None or given is None:
+            return None
+        results = self._chain.run(cache, given[1], rows)
+        return None if results is None else (given[0], results)
+
+    def _foresee(
+        self, call: Call, inputs: list[torch.Tensor], cache: Any, rows: int
+    ) -> tuple[list[Call], list[list[torch.Tensor]]] | None:
+        """The calls of the groups of its chain, and their inputs; None if it has no chain, or they are not known."""
         if self._chain is None or self._foresight is None or self._hooked:
             return None
         if (calls := self._foresight.calls(call)) is None:
@@ -164,8 +194,7 @@ class FusedModule:
         for number, one in self._missing:
             if not are_there([one], spread_arguments(*calls[self._foresight.group_of[number]])[1], cache.step):
                 return None
-        results = self._chain.run(cache, given, rows, keep=keep)
-        return None if results is None else (calls, results)
+        return calls, given
 
     def _hand_on(self, calls: list[Call], results: Sequence[torch.Tensor]) -> torch.Tensor:
         """Give the modules behind it their results; returns this module's."""
@@ -176,9 +205,15 @@ class FusedModule:
             fused._computed = ChainResult(hidden, calls[group], result, moved)
         return results[0]
 
-    def compute(self, inputs: list[torch.Tensor], attend: Callable[[Request, list[torch.Tensor]], torch.Tensor]) -> Any:
+    def compute(
+        self,
+        inputs: list[torch.Tensor],
+        attend: Callable[[Request, list[torch.Tensor]], torch.Tensor],
+        wanted: torch.Tensor | None = None,
+    ) -> Any:
         """Run the blocks one after the other on ``inputs``, each with its tokens in the axis that was recorded, with
-        ``attend`` called between them. Returns what the module does.
+        ``attend`` called between them. Returns what the module does; for the rows whose numbers are in ``wanted``, if
+        that is one tensor.
         """
         rows = inputs[0].shape[self._recording.axis]
         between: dict[tuple[str, int], torch.Tensor] = {}
@@ -190,6 +225,8 @@ class FusedModule:
                     between["attention", 0] = attended.movedim(external.axis, 0).reshape(rows, -1).contiguous()
                 if external.kind == "carried":
                     between.setdefault(("carried", external.number), torch.empty(rows, *external.shape))
+            if wanted is not None and program is self._programs[-1]:
+                return program.run_some(inputs, between, wanted)
             program.place_inputs(inputs)
             program.place_between(between)
             outputs = program.place_outputs(rows)

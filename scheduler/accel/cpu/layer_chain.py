@@ -94,50 +94,81 @@ class LayerChain:
         row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
         self._most = _MOST // (len(layers) * row.nbytes)  # rows
 
-    def run(
-        self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int, *, keep: bool
-    ) -> Sequence[torch.Tensor] | None:
+    def run(self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor] | None:
         """The results of all layers, ``[1, rows, hidden]`` each, from the inputs of each group, which have the rows of
         the step in their token axis; of the first input only the first layer's is used. None if the kernel cannot take
-        this step. ``keep``: states can be taken back. Raises MemoryError.
+        this step. States can be taken back. Raises MemoryError.
         """
-        if rows > self._most:
+        if rows > self._most or not self._begin(cache, rows, keep=True):
             return None
+        results = self._place_tensors(inputs, rows, len(self._layers))
+        self._compute()
+        return results
+
+    def run_last(
+        self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int, wanted: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """As ``run``, the result of the last layer only: for all rows, or those whose numbers are in ``wanted``, int64.
+        What nothing else needs is not computed for other rows: the last layer's block after its attention.
+        """
+        if not self._begin(cache, rows, keep=False):
+            return None
+        results, number = self._place_tensors(inputs, rows, 2), len(self._layers) - 1
+        if wanted is None or len(wanted) >= rows or cache.step.adapted is not None:
+            self._compute()
+            result = results[number % 2]
+            return result if wanted is None else result.index_select(self._result.axis, wanted)
+        link, layer = self._links[number], self._layers[number]
+        after = link.after
+        try:
+            link.after = None
+            self._compute()
+        finally:
+            link.after = after
+        given = [results[(number - 1) % 2], *inputs[self._group_of[number]][1:]]
+        return layer.after.run_some(given, layer.room.tensors(rows), wanted)
+
+    def _begin(self, cache: PackedCache, rows: int, *, keep: bool) -> bool:
+        """Set all but the addresses of tensors for this step; False if the kernel cannot take it. ``keep``: so that
+        states can be taken back.
+        """
         plans: dict[Any, CpuPlan] = {}
         for kind, numbers in self._kinds.items():
             if (plan := self._attending[numbers[0]].plan()) is None:
-                return None
+                return False
             plans[kind] = plan
         if self._placed != self._place_of(cache, rows):
             if not self._place(cache, plans, rows):
-                return None
+                return False
             self._placed = self._place_of(cache, rows)
         for kind, numbers in self._kinds.items():
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
         step = cache.step
         if not all(layer.begin(step, rows, keep=keep) for layer in self._convolving.values()):
-            return None
+            return False
         divided = bool(step.tier.near_layers)
         places = [step.write_positions(layer.source) for layer in self._layers] if divided else [step.write_index]
         self._steps["places"] = [where.data_ptr() for where in places]
-        results = self._place_tensors(inputs, rows)
+        return True
+
+    def _compute(self) -> None:
         if self._kernel.chain(ctypes.addressof(self._links), len(self._layers)):
             raise MemoryError("no memory for a step")
         for layer in self._convolving.values():
             layer.end()
-        return results
 
-    def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int) -> Sequence[torch.Tensor]:
-        """Set the addresses of the inputs and of new tensors for the results; the result of a layer is the next one's
-        first input.
+    def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int, count: int) -> Sequence[torch.Tensor]:
+        """Set the addresses of the inputs and of ``count`` new tensors for the results, which layers use in turn; the
+        result of a layer is the next one's first input.
         """
         for group, given in enumerate(inputs):
             for number, tensor in enumerate(given):
                 if (where := self._places.get(("input", number, group))) is not None:
                     self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
-        results = torch.empty((len(self._layers), rows, *self._result.shape), dtype=self._result.dtype)
-        self._outside[self._results, 0] = results.data_ptr() + self._layers_of * (results.stride(0) * results.itemsize)
+        results = torch.empty((count, rows, *self._result.shape), dtype=self._result.dtype)
+        step = results.stride(0) * results.itemsize
+        self._outside[self._results, 0] = results.data_ptr() + self._layers_of % count * step
         self._outside[self._results, 1] = results.stride(1)
         return results.movedim(1, self._result.axis + 1).unbind()
 

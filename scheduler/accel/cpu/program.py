@@ -135,6 +135,30 @@ class Program:
             call.scratch = call.prepared + 4 * self._prepared
         return self._pointer
 
+    def run_some(
+        self, inputs: list[torch.Tensor], room: Mapping[tuple[str, int], torch.Tensor], rows: torch.Tensor
+    ) -> torch.Tensor:
+        """The block's only output for the rows whose numbers are in ``rows``, int64, of its module's ``inputs`` and of
+        the tensors in ``room``, as ``place_between`` gets them. Raises MemoryError.
+        """
+        outside, alive = self.outside.copy(), []
+        for number, external in enumerate(self.externals):
+            if external.kind == "output":
+                result = tensor = torch.empty((len(rows), *external.shape), dtype=external.dtype)
+                axis = external.axis
+            elif external.kind == "input":
+                tensor = inputs[external.number].movedim(external.axis, 0).index_select(0, rows)
+            else:
+                tensor = room[external.kind, external.number].index_select(0, rows)
+            alive.append(tensor)
+            outside[number, :2] = tensor.data_ptr(), tensor.stride(0)
+        self.prepare(len(rows))
+        call = ProgramCall.from_buffer_copy(self.call)
+        call.externals = outside.ctypes.data
+        if self._kernel.run(ctypes.addressof(call)):
+            raise MemoryError("no memory for a step")
+        return result.movedim(0, axis)
+
     def run(self, rows: int) -> None:
         """Run over ``rows`` rows of the externals, whose addresses have been set. Raises MemoryError."""
         if self._kernel.run(self.prepare(rows)):

@@ -12,14 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from scheduler.accel.cpu.forward_tail import find_tail
 from scheduler.accel.cpu.fused_module import any_hook, hooks_of
+from scheduler.accel.cpu.recorded_call import Fill, RecordedCall, RunAhead, Slice, StepValue, filler, users
 from scheduler.accel.cpu.recorder import Unrecordable
 
 _PLAIN = (type(None), bool, str, int, float, torch.dtype, torch.device, type(...))
@@ -41,46 +44,16 @@ class ChainedModule(Protocol):
         """The module itself."""
 
     @property
-    def run_ahead(self) -> Callable[..., Sequence[torch.Tensor] | None]:
-        """Takes the arguments of the first module of a chain, and returns the results of all modules of the chain; None
-        if it cannot run. Raises MemoryError.
-        """
+    def run_ahead(self) -> RunAhead:
+        """Computes a chain of which it is the first module."""
+
+    @property
+    def run_some(self) -> RunAhead:
+        """Computes this module, for some rows."""
 
     @property
     def ready(self) -> torch.Tensor | None:
         """What its next call returns if the arguments are those that were foreseen."""
-
-
-Fill = Callable[[Mapping[int | str, Any]], Any]
-
-
-class StepValue(NamedTuple):
-    """A value of a step: an argument of the forward, by its name, or the result of a call, by its number; and where in
-    it.
-    """
-
-    of: int | str
-    path: tuple[Any, ...] = ()
-
-
-class _Slice(NamedTuple):
-    """A slice whose ends may be ``StepValue``."""
-
-    start: Any
-    stop: Any
-    step: Any
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """A call whose arguments have ``StepValue`` for the values of a step."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    problem: str  # why it cannot be repeated
-    chain: list[int] = field(default_factory=list)  # of the first module of a chain: the calls of all of its modules
-    run_ahead: Callable[..., Sequence[torch.Tensor] | None] | None = None  # their results at once
 
 
 class RecordedForward:
@@ -98,6 +71,15 @@ class RecordedForward:
         self._calls = {number: recorder.calls[number] for number in sorted(recorder.needed(result))}
         if problem := next((call.problem for call in self._calls.values() if call.problem), ""):
             raise Unrecordable(problem)
+        for number, call in self._calls.items():
+            if any(users(self._calls, one) != [behind] for one, behind in pairwise(call.chain)):
+                self._calls[number] = replace(call, run_ahead=None)
+        tail = find_tail(self._calls)
+        alone = tail is not None and tail.is_row_by_row(self._calls, recorder.results, recorder.given[tail.rows])
+        self._tail = tail if alone else None
+        if tail is not None and alone:
+            last = self._calls[tail.last]
+            self._calls[tail.last] = replace(last, chain=[tail.last], run_ahead=recorder.alone(last.function))
         self._fill: dict[int, Fill] = {}
         self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
@@ -113,17 +95,24 @@ class RecordedForward:
         if {name: _kind(value) for name, value in given.items()} != self._given:
             return None
         if not self._fill:
-            self._fill = {number: _fill((call.args, call.kwargs)) for number, call in self._calls.items()}
+            self._fill = {number: filler((call.args, call.kwargs)) for number, call in self._calls.items()}
         values: dict[int | str, Any] = dict(given.items())
         for number, call in self._calls.items():
             if number in values:  # computed with its chain
                 continue
+            tail = self._tail if self._tail is not None and self._tail.last in call.chain else None
             args, kwargs = self._fill[number](values)
-            results = call.run_ahead(*args, **kwargs) if call.run_ahead is not None else None
-            if results is None:
+            wanted = None if tail is None else given[tail.rows]
+            result = None if call.run_ahead is None else call.run_ahead(wanted, *args, **kwargs)
+            if result is None:
                 values[number] = call.function(*args, **kwargs)
-            else:
-                values.update(zip(call.chain, results, strict=True))
+                continue
+            values.update(dict.fromkeys(call.chain, result))
+            if tail is not None:
+                for behind in tail.modules:
+                    args, kwargs = self._fill[behind](values)
+                    values[behind] = self._calls[behind].function(*args, **kwargs)
+                values[tail.choice] = values[tail.before]
         logits: torch.Tensor = values[self._result.of]
         for key in self._result.path:
             logits = logits[key]
@@ -148,6 +137,7 @@ class ForwardRecorder(TorchFunctionMode):
     def __init__(self, model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]]) -> None:
         super().__init__()
         self.calls: list[RecordedCall] = []
+        self.results: list[Any] = []  # of these
         self.given: dict[str, Any] = {}
         self.result: Any = None
         self.refused = ""
@@ -175,6 +165,10 @@ class ForwardRecorder(TorchFunctionMode):
             self._model.forward = partial(self._forward, forward)
             yield
 
+    def alone(self, module: Any) -> RunAhead | None:
+        """How a module behind the first one of a chain computes some rows by itself."""
+        return self._behind[module][1].run_some if module in self._behind else None
+
     def ref(self, value: Any) -> Any:
         """``value`` with ``StepValue`` for the values of the step. Raises Unrecordable for what is neither one nor
         plain.
@@ -184,7 +178,7 @@ class ForwardRecorder(TorchFunctionMode):
         if type(value) in _PLAIN:
             return value
         if type(value) is slice:
-            return _Slice(self.ref(value.start), self.ref(value.stop), self.ref(value.step))
+            return Slice(self.ref(value.start), self.ref(value.stop), self.ref(value.step))
         if type(value) in (tuple, list):
             return type(value)(map(self.ref, value))
         if type(value) is dict:
@@ -199,7 +193,7 @@ class ForwardRecorder(TorchFunctionMode):
             number = left.pop()
             if isinstance(number, int) and number not in found:
                 found.add(number)
-                left += (ref.of for ref in _refs((self.calls[number].args, self.calls[number].kwargs)))
+                left += (ref.of for ref in self.calls[number].needs)
         return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -258,6 +252,7 @@ class ForwardRecorder(TorchFunctionMode):
         except Unrecordable as problem:
             call = RecordedCall(function, (), {}, str(problem))
         self.calls.append(call)
+        self.results.append(out)
         self._alive.append(args)
         self._remember(out, StepValue(len(self.calls) - 1))
         return len(self.calls) - 1
@@ -316,36 +311,6 @@ def _inferred(mine: Any, theirs: Any) -> Any:
     if len(different) != 1 or not all(type(size) is int and size >= 0 for size in sizes):
         return mine
     return mine[0], tuple(-1 if place in different else size for place, size in enumerate(sizes))
-
-
-def _fill(template: Any) -> Fill:
-    """A function that makes a template's values of those of a step, compiled once, as it is called in every step."""
-    constants: dict[str, Any] = {}
-
-    def source(part: Any) -> str:
-        kind = type(part)
-        if kind is StepValue:
-            return f"values[{part.of!r}]" + "".join(f"[{key!r}]" for key in part.path)
-        if kind is tuple or kind is list:
-            inside = "".join(f"{source(one)}, " for one in part)
-            return f"({inside})" if kind is tuple else f"[{inside}]"
-        if kind is dict:
-            return "{" + "".join(f"{source(key)}: {source(one)}, " for key, one in part.items()) + "}"
-        if kind is _Slice:
-            return f"slice({source(part.start)}, {source(part.stop)}, {source(part.step)})"
-        constants[name := f"constant_{len(constants)}"] = part
-        return name
-
-    filled: Fill = eval(f"lambda values: {source(template)}", constants)
-    return filled
-
-
-def _refs(template: Any) -> Iterator[StepValue]:
-    if isinstance(template, StepValue):
-        yield template
-    elif isinstance(template, (tuple, list, dict)):
-        for part in template.values() if isinstance(template, dict) else template:
-            yield from _refs(part)
 
 
 def _put_back(module: torch.nn.Module, before: Any, name: str = "_compiled_call_impl") -> None:

@@ -11,8 +11,8 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 import torch
@@ -21,6 +21,7 @@ from cache.compiler import NotBuilt, private_folder
 from cache.error_line import first_line
 from cache.memory import huge
 from cache.whole_files import CorruptFile, write_file
+from scheduler.accel.cpu import program_kernel
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ref, Slots
 from scheduler.accel.cpu.matrix import PACKED, TILED, Matrix
 from scheduler.accel.cpu.program import Program
@@ -38,6 +39,21 @@ _FASTER = 1.1  # memory that is now so much faster than when the ways were timed
 _WORTH = 0.98  # another way than the one before must take at most so much of its time
 
 latest: WeightReading | None = None  # of the model that was packed last
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Within it another model may be loaded and choose; afterwards the ways are what they were."""
+    global latest
+    compiled = program_kernel.kernel
+    ours = compiled() if compiled.cache_info().currsize else None  # nothing is compiled for this, on a GPU
+    before = latest, None if ours is None else ours.ways
+    try:
+        yield
+    finally:
+        latest = before[0]
+        if ours is not None and before[1] is not None:
+            ours.ways = before[1]
 
 
 def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading | None:
@@ -160,7 +176,8 @@ def _name(tiled: list[Matrix], kernel: ProgramKernel) -> str:
     """The name of the file for these shapes, this processor, these threads and this build of the kernel."""
     shapes = [(matrix.out, matrix.inside, matrix.kind) for matrix in tiled]
     processor = torch.cpu.get_capabilities().get("cpu_name", "")
-    asked = repr((processor, torch.get_num_threads(), kernel.build, _BITS, _ROWS, shapes))
+    settings = kernel.build, kernel.activation_bytes, _BITS, _ROWS
+    asked = repr((processor, torch.get_num_threads(), settings, shapes))
     return f"ways-{hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()}.json"
 
 

@@ -19,7 +19,7 @@
 
 namespace {
 
-inline int64_t ways_of_packed(int64_t rows) { return PREFETCHING | (TOGETHER == 4 && rows >= OCTET ? PAIRED : 0); }
+inline int64_t ways_of_packed(int64_t rows) { return PREFETCHING | (can_pair(rows) ? PAIRED : 0); }
 
 struct Rows {  // of activations, `each` blocks apart, and what becomes of them: [rows][64]
     const Quantised* x;
@@ -74,7 +74,7 @@ inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const u
 template <int BITS, int PARTS_OF_BLOCK, int PLANES, class Codes>
 inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
                            int64_t rows, float* y, int64_t y_row) {
-    constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && sizeof(Codes) == sizeof(Themselves);
+    constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && !Codes::LOOKED_UP;
     constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;  // others take more registers
     // From so many rows on, preparing the values of a block once is faster.
     constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
@@ -82,7 +82,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
-    int32_t zero = int8_t(type >> 8) + ((BITS == 8 || type & LOOKUP) && TOGETHER == 4 ? 128 : 0);
+    int32_t zero = int8_t(type >> 8) + ((BITS == 8 || Codes::LOOKED_UP) && TOGETHER == 4 ? 128 : 0);
     const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
     for (int64_t b = 0; b < blocks; b++, w += BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
@@ -115,12 +115,13 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
 template <int BITS, class Codes = Themselves>
 inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
                         int64_t y_row, const Codes& codes = Codes()) {
+    constexpr int MOST_PARTS = BITS == 5 ? 1 : 2;  // of 5 bits and two parts packed_form.py makes 6 bits
     if constexpr (TOGETHER == 4)
         if (warmturn_activation_bytes == 1) {
-            if (type & SHORT) return packed_columns<BITS, 2, 1>(w, codes, type, blocks, x, rows, y, y_row);
+            if (type & SHORT) return packed_columns<BITS, MOST_PARTS, 1>(w, codes, type, blocks, x, rows, y, y_row);
             return packed_columns<BITS, 1, 1>(w, codes, type, blocks, x, rows, y, y_row);
         }
-    if (type & SHORT) packed_columns<BITS, 2, 2>(w, codes, type, blocks, x, rows, y, y_row);
+    if (type & SHORT) packed_columns<BITS, MOST_PARTS, 2>(w, codes, type, blocks, x, rows, y, y_row);
     else packed_columns<BITS, 1, 2>(w, codes, type, blocks, x, rows, y, y_row);
 }
 

@@ -17,6 +17,8 @@ namespace {
 inline vi add_pairs(vi sum, vshorts a, vshorts b) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #else
     vu first = (vu)(((vi)a << 16 >> 16) * ((vi)b << 16 >> 16)), second = (vu)(((vi)a >> 16) * ((vi)b >> 16));
     return (vi)((vu)sum + first + second);
@@ -57,7 +59,7 @@ inline void paired_block(const Quantised* x, const uint8_t* w, const Codes& code
                 constexpr int tuple = part * PART + some * AT_ONCE;
                 Values values(w, tuple, column, codes);
                 each<AT_ONCE>([&](auto k) INLINE {
-                    constexpr bool paired = in_pairs(tuple + k);
+                    constexpr bool paired = is_paired(tuple + k);
                     asm volatile("" ::: "memory");  // GCC would read many tuples first, more than registers hold
                     vshorts even[NEXT], odd[NEXT];
                     each<NEXT>([&](auto n) INLINE {

@@ -361,14 +361,14 @@ extern "C" int warmturn_attend_between(const Call* before, const Attention* a, c
         std::memcpy(a->key_pages + a->places[i] * a->key_bytes, a->key + i * a->key_bytes, a->key_bytes);
         std::memcpy(a->value_pages + a->places[i] * a->value_bytes, a->value + i * a->value_bytes, a->value_bytes);
     }
-    return a->attend(a->call) || warmturn_run(after);
+    return a->attend(a->call) || (after && warmturn_run(after));
 }
 
 // Layers whose output is the next one's input.
 struct Link {
     const Call* before;
     const Attention* attention;
-    const Call* after;
+    const Call* after;  // null: is left out
 };
 
 extern "C" int warmturn_chain(const Link* links, int64_t count) {

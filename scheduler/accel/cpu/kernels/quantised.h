@@ -1,7 +1,8 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
 // processors multiply bytes (VNNI), an activation is 256 * high + low of two bytes with a sign, which are multiplied with
-// the stored bytes one after the other; elsewhere bytes are widened to 16 bits first, and for many rows where paired.h is
-// faster. With --activations int8 the first have one byte (PLANES), and half the work.
+// the stored bytes one after the other, or, of many rows, stays whole and is multiplied as paired.h says. Elsewhere stored
+// bytes are widened to 16 bits first. With --activations int8 processors that multiply bytes have one byte (PLANES) for an
+// activation, and half the work.
 
 #pragma once
 
@@ -25,8 +26,9 @@ constexpr int64_t TOGETHER = 2;
 #endif
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
 constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
-constexpr int64_t OCTET = 8;                             // rows that go through a block together in paired.h
-constexpr bool in_pairs(int64_t tuple) { return tuple % 2; }
+static_assert(MOST_ACTIVATION + 128 <= INT16_MAX && -MOST_ACTIVATION - 128 >= INT16_MIN);
+constexpr int64_t OCTET = 8;  // rows that go through a block together in paired.h
+constexpr bool is_paired(int64_t tuple) { return tuple % 2; }
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
@@ -71,7 +73,7 @@ struct Quantised {  // 32 activations, x[i] * scale each
         for (int half = 0; half < 2; half++) {
             uint32_t sum = 0;
 #pragma GCC unroll 8
-            for (int i = 8 * half; i < 8 * half + 8; i++) sum += in_pairs(i / 2) ? uint32_t(even[i] * odd[i]) : 0;
+            for (int i = 8 * half; i < 8 * half + 8; i++) sum += is_paired(i / 2) ? uint32_t(even[i] * odd[i]) : 0;
             products[half] = sum;
         }
     }
@@ -86,7 +88,7 @@ struct Quantised {  // 32 activations, x[i] * scale each
     float scale;
     int32_t sums[2];  // of the first and of the last 16
     float least;      // minus the sum of all 32, as they are
-    uint32_t products[2];  // of neighbours of tuples that are `in_pairs`, summed: of the first and of the last 16
+    uint32_t products[2];  // of neighbours of tuples that are paired, summed: of the first and of the last 16
     void add_sum(int64_t i, vi values) {
         int32_t& sum = sums[i / (BLOCK / 2)];
         sum = (i % (BLOCK / 2) ? sum : 0) + fold(values, [](vi p, vi q) { return p + q; });
@@ -170,10 +172,11 @@ struct Dots {
 
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
-// How many of these rows, the first ones, are multiplied in pairs.
-inline int64_t rows_in_pairs(int64_t rows) {
-    return TOGETHER == 4 && warmturn_activation_bytes == 2 && way_of(rows) & PAIRED ? rows / OCTET * OCTET : 0;
-}
+inline bool can_pair(int64_t rows) { return TOGETHER == 4 && warmturn_activation_bytes == 2 && rows >= OCTET; }
+
+// How many of these rows, the first ones, are multiplied in pairs. Between `prepare_packed` and their products neither
+// ways nor warmturn_activation_bytes may change.
+inline int64_t rows_in_pairs(int64_t rows) { return can_pair(rows) && way_of(rows) & PAIRED ? rows / OCTET * OCTET : 0; }
 
 // One of some rows of float32 as products with packed weights want it: a row of [rows][blocks], or, of those that are
 // multiplied in pairs, of [rows / OCTET][blocks][OCTET].

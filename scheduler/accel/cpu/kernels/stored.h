@@ -13,6 +13,7 @@ constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SH
 constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
 constexpr int64_t BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
+static_assert(MOST_ROWS % OCTET == 0 && FEW < OCTET, "rows that are laid out in pairs are multiplied in pairs");
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
 constexpr bool BYTES_OF_16 = TOGETHER == 4 && LANES == 16;  // values are used as they are read, 64 at a time
 
@@ -80,10 +81,12 @@ constexpr uint16_t ONES = 0x0001;
 
 // What stored values of 4 bits stand for.
 struct Themselves {
+    static constexpr bool LOOKED_UP = false;
     vshorts of(vshorts values) const { return values; }
 };
 
 struct LookedUp {  // in a table of 16 bytes, with a sign where TOGETHER is 2
+    static constexpr bool LOOKED_UP = true;
     alignas(64) uint8_t table[sizeof(vshorts)];
 
     explicit LookedUp(const uint8_t* from) {
@@ -167,10 +170,10 @@ struct Stored {
         return codes.of(value);
     }
     // Whether bytes stand for themselves less 128; `split` takes that away.
-    static constexpr bool SHIFTED = BITS == 8 || sizeof(Codes) != sizeof(Themselves);
+    static constexpr bool SHIFTED = BITS == 8 || Codes::LOOKED_UP;
     // Of each column's tuple the first and third value, and the second and fourth, in 16 bits each.
     void split(int k, int n, vshorts& even, vshorts& odd) const {
-        if constexpr (BITS == 4 && sizeof(Codes) == sizeof(Themselves)) {
+        if constexpr (BITS == 4 && !Codes::LOOKED_UP) {
             vshorts two = values_of(low + n * TOGETHER * LANES, false);
             even = (k ? two >> 4 : two) & 0x000f;
             odd = k ? two >> 12 : two >> 8 & 0x000f;

@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from wide import widely
 
 from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
 from scheduler.forward.modes import PackedMode
@@ -35,17 +37,21 @@ class Layer(nn.Module):
         self.ready: torch.Tensor | None = None
         self.runs = 0
 
-    def run_ahead(self, x: torch.Tensor) -> list[torch.Tensor] | None:
+    def run_ahead(self, wanted: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
         assert self.behind is not None
         self.runs += self.whole
-        return [one := self.inner(x), self.behind.inner(one)] if self.whole else None
+        found = self.inner(x) if wanted is None else self.inner(x)[:, wanted]
+        return self.behind.inner(found) if self.whole else None
+
+    def run_some(self, wanted: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        self.runs += self.whole
+        return self.inner(x[:, wanted]) if self.whole else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.behind is not None:
-            ahead = self.run_ahead(x)
-            assert ahead is not None
-            self.behind.ready = ahead[1]
-            return ahead[0]
+            one: torch.Tensor = self.inner(x)
+            self.behind.ready = self.behind.inner(one)
+            return one
         found, self.ready = self.ready, None
         return self.inner(x) if found is None else found
 
@@ -55,6 +61,7 @@ class Chained(NamedTuple):
 
     module: nn.Module
     run_ahead: Any
+    run_some: Any
     layer: Layer
 
     @property
@@ -69,21 +76,42 @@ class Keeper(nn.Module):
         return x + kept.setdefault("first", x)
 
 
-class Model(nn.Module):
-    """``between`` is what the forward does between its embedding and its layers."""
+class Norm(nn.Module):
+    """Behind the layers; ``mixes``: rows are not computed alone."""
 
-    def __init__(self, between: Callable[[Model, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, mixes: bool = False) -> None:
         super().__init__()
-        self.embedding, self.first, self.second = nn.Embedding(10, 4), Layer(), Layer()
+        self.mixes = mixes
+        self.rows = 0  # of its latest call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = x.shape[1]
+        return x - x.mean(dim=(1, 2) if self.mixes else 2, keepdim=True)
+
+
+def _plainly(model: Model, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    last: torch.Tensor = model.norm(model.second(model.first(hidden)))
+    return last[:, keep]
+
+
+class Model(nn.Module):
+    """``between`` is what the forward does between its embedding and its layers, ``end`` what it does from there on."""
+
+    def __init__(
+        self,
+        between: Callable[[Model, torch.Tensor], torch.Tensor],
+        end: Callable[[Model, torch.Tensor, torch.Tensor], torch.Tensor] = _plainly,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.first, self.second, self.norm = nn.Embedding(10, 4), Layer(), Layer(), Norm()
         self.first.behind = self.second
         self.table, self.keeper = torch.arange(4.0), Keeper()
-        self.between = between
+        self.between, self.end = between, end
         self.own = 0
 
     def forward(self, ids: torch.Tensor, keep: torch.Tensor, flag: bool = True) -> Any:
         self.own += 1
-        hidden = self.between(self, self.embedding(ids))
-        return SimpleNamespace(logits=self.second(self.first(hidden))[:, keep])
+        return SimpleNamespace(logits=self.end(self, self.between(self, self.embedding(ids)), keep))
 
 
 def _keep(model: Model, x: torch.Tensor, kept: MutableMapping[str, torch.Tensor]) -> torch.Tensor:
@@ -101,7 +129,9 @@ def recorded(model: Model) -> RecordedForward:
             model(**inputs(length))
             yield
 
-    return record_forward(model, [[Chained(one, one.run_ahead, one) for one in (model.first, model.second)]], steps)
+    return record_forward(
+        model, [[Chained(one, one.run_ahead, one.run_some, one) for one in (model.first, model.second)]], steps
+    )
 
 
 REPEATED: dict[str, Callable[[Model, torch.Tensor], torch.Tensor]] = {
@@ -152,9 +182,52 @@ def test_what_is_called_is_called_with_other_tensors(name: str) -> None:
         got = found.run(given)
         assert model.own == before
         assert got is not None
-        assert torch.equal(got, model(**given).logits)
+        assert torch.allclose(got, model(**given).logits)
         before = model.own
     assert all("_compiled_call_impl" not in vars(one) and "forward" not in vars(one) for one in model.modules())
+
+
+def _twice(model: Model, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    last: torch.Tensor = model.norm(model.second(model.first(hidden)))
+    return (last + last.mean())[:, keep]
+
+
+def _through(model: Model, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    one = model.first(hidden)
+    last: torch.Tensor = model.norm(model.second(one)) + one
+    return last[:, keep]
+
+
+def _whole(model: Model, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    last: torch.Tensor = model.norm(model.second(model.first(hidden)))
+    return last[..., :2]
+
+
+ENDS = {"rows alone": _plainly, "rows that are mixed": _plainly, "another use": _twice, "all rows": _whole}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENDS)
+def test_rows_are_chosen_before_what_is_done_for_each_alone(name: str) -> None:
+    model = Model(REPEATED["nothing"], ENDS[name])
+    model.norm.mixes = name == "rows that are mixed"
+    found, given = recorded(model), inputs(9, keep=torch.tensor([8, 2]))
+    want = model(**given).logits
+    got = found.run(given)
+    assert got is not None
+    assert torch.allclose(got, want)
+    assert model.norm.rows == (2 if name == "rows alone" else 9)
+
+
+@torch.no_grad()
+def test_a_chain_runs_layer_by_layer_where_a_result_between_is_needed() -> None:
+    model = Model(REPEATED["nothing"], _through)
+    found, given = recorded(model), inputs(9)
+    model.first.runs = 0
+    got = found.run(given)
+    assert got is not None
+    assert torch.allclose(got, model(**given).logits)
+    assert not model.first.runs
 
 
 @torch.no_grad()
@@ -169,16 +242,21 @@ def test_what_cannot_be_repeated_is_refused(name: str) -> None:
 
 @torch.no_grad()
 def test_a_chain_that_cannot_run_is_called_layer_by_layer() -> None:
+    """The last one for some rows, where it can."""
     model = Model(REPEATED["nothing"])
     found, given, embedded = recorded(model), inputs(5), []
     want = model(**given).logits
     model.embedding.register_forward_hook(lambda *_: embedded.append(1))
     model.first.whole, model.first.runs = False, 0
     model.first.forward = model.first.inner.forward  # type: ignore[method-assign, assignment]
-    got = found.run(given)
-    assert got is not None
-    assert torch.equal(got, want)
-    assert (len(embedded), model.first.runs) == (1, 0)  # what was called before is not called again
+    for whole in (True, False):
+        model.second.whole, model.second.runs = whole, 0
+        got = found.run(given)
+        assert got is not None
+        assert torch.allclose(got, want)
+        assert (len(embedded), model.first.runs) == (1, 0)  # what was called before is not called again
+        assert (model.second.runs, model.norm.rows) == ((1, 1) if whole else (0, 5))
+        embedded.clear()
 
 
 @torch.no_grad()
@@ -228,14 +306,18 @@ def test_models_say_what_they_said(monkeypatch: pytest.MonkeyPatch, name: str) -
     runs = _recorded_runs(monkeypatch)
     stage = Stage(model)
     runs.clear()
+    alone = Mock(side_effect=Program.run_some)
+    monkeypatch.setattr(Program, "run_some", lambda *given: alone(*given))
     got = stage.run(LONG, STEPS)
     assert runs == [True] * len(STEPS)
     for one, other in zip(got, want, strict=True):
         assert float((one - other).abs().max()) <= 1e-4 * float(other.abs().max())
-    assert isinstance(stage.mode, PackedMode)
-    assert stage.mode.fusion is not None
-    stage.mode.fusion.unrecord()
+    few = stage.run(LONG, STEPS, last=True)
+    stage.fusion.unrecord()
     assert all(map(torch.equal, got, stage.run(LONG, STEPS)))
+    assert all(map(torch.equal, few, stage.run(LONG, STEPS, last=True)))
+    found = [len(call.args[3]) for call in alone.call_args_list]
+    assert found in ([len(step) for step in STEPS[:4]], [2, 3])  # experts may take few rows at once
 
 
 @torch.no_grad()

@@ -190,3 +190,31 @@ def test_weights_of_few_bits_have_ways_of_their_own(kernel: ProgramKernel, monke
     assert ways.choose(some, kernel) == found
     with pytest.raises(AssertionError, match="measured again"):
         ways.choose([PackedMatrix(RoundedSource(torch.randn(256, 128), 4)) for _ in range(3)], kernel)
+
+
+def test_inputs_of_one_byte_have_ways_of_their_own(kernel: ProgramKernel) -> None:
+    if not kernel.multiplies_bytes:
+        pytest.skip("this processor has no instruction that multiplies bytes")
+    some = [PackedMatrix(RoundedSource(torch.randn(256, 128), 8))]
+    assert ways.choose(some, kernel) is not None
+    kernel.activation_bytes = 1
+    try:
+        found = ways.choose(some, kernel)
+    finally:
+        kernel.activation_bytes = 2
+    assert found is not None
+    assert found.ways == (("in order", "prefetching"),) * 3
+    assert len(files()) == 2
+
+
+def test_another_model_changes_nothing_for_the_first_one(
+    kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.ways = (0, 0, 0)
+    faked(monkeypatch, (1, 0, 1, 0, 1, 0))
+    first = ways.choose(weights(), kernel)
+    with ways.kept():
+        ways.choose(weights((32, 64)), kernel)
+        assert kernel.ways == (0, 1, 0)
+    assert kernel.ways == (1, 0, 1)
+    assert ways.latest is first
