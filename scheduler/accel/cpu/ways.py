@@ -29,7 +29,7 @@ from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.model_facts import WeightReading
 
 log = logging.getLogger("warmturn.engine")
-_BITS = ("prefetching", "half the columns", "in pairs")  # of kernels/ways.h
+_BITS = ("prefetching", "in pairs")  # of kernels/ways.h
 _ROWS = (1, 4, 16)  # one row, few, many
 _SAMPLE = 96 << 20  # bytes of weights that are timed: more than caches hold
 _LEAST = 16 << 20  # with less, weights stay in the processor's caches, and any way will do

@@ -86,7 +86,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
     for (int64_t b = 0; b < blocks; b++, w += BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
-        for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
+        for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead, 0, 2);
         Rows all{x + b, blocks, sums};
         int64_t done = PLANES == 2 ? rows_in_pairs(rows) : 0;
 #if defined(WARMTURN_BYTES)

@@ -150,9 +150,9 @@ typedef vf Sum;
 
 constexpr int PARTS = 64 / sizeof(Sum);                    // registers for the sums of 16 columns
 constexpr int64_t EACH = 16 / PARTS;                       // columns of one of them
-constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = BESIDE;  // tiles and rows at a time: there are registers for them
+constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = LANES == 16 ? 6 : 2;  // tiles and rows at a time: as registers allow
 constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
-constexpr int64_t WAYS_OF_TILES = PREFETCHING | NARROW;
+constexpr int64_t WAYS_OF_TILES = PREFETCHING;
 
 // A pair of elements of ROWS rows times TILES times 16 columns.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -213,7 +213,7 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
     for (int64_t d = 0; d < steps; d++, x += TILE)
         for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += 2 * GROUP) {
             if (pair % ahead.every == 0)
-                for (int64_t i = 0; i < ahead.lines; i++, ahead.next += 64) __builtin_prefetch(ahead.next);
+                for (int64_t i = 0; i < ahead.lines; i++, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
             multiply_pair<ROWS, TILES>(sums, x + 2 * pair, w);
         }
     for (int r = 0; r < ROWS; r++)
@@ -221,45 +221,52 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
             for (int i = 0; i < PARTS; i++) std::memcpy(y + r * y_row + 16 * c + EACH * i, &sums[r][c][i], sizeof(Sum));
 }
 
-// The first of `left` rows, ROWS of them or as many as there are: returns how many.
-template <int ROWS, int TILES>
-inline int64_t some_rows(int64_t left, const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y,
-                         int64_t y_row, const Ahead& ahead) {
-    if constexpr (ROWS > 1)
-        if (left < ROWS) return some_rows<ROWS / 2, TILES>(left, x, w, steps, first, y, y_row, ahead);
-    block<ROWS, TILES>(x, w, steps, first, y, y_row, ahead);
-    return ROWS;
+// `count` rows, 1 to MOST.
+template <int MOST, int TILES>
+inline void some_rows(int64_t count, const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y,
+                      int64_t y_row, const Ahead& ahead) {
+    if constexpr (MOST > 1)
+        if (count < MOST) return some_rows<MOST - 1, TILES>(count, x, w, steps, first, y, y_row, ahead);
+    block<MOST, TILES>(x, w, steps, first, y, y_row, ahead);
+}
+
+// Of these rows, how many from `row` on go through a panel together: at most MOST, of the same 16, and as evenly divided
+// as that allows.
+template <int MOST>
+inline int64_t rows_at_once(int64_t row, int64_t rows) {
+    int64_t left = 16 - row % 16 < rows - row ? 16 - row % 16 : rows - row, parts = (left + MOST - 1) / MOST;
+    return (left + parts - 1) / parts;
 }
 
 // What lies behind the panel that the rows go through is prefetched in the meantime, in the order of addresses, a part
 // of it at each turn.
-template <int ROWS, int TILES>
+template <int MOST, int TILES>
 inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
-                   int64_t first, int64_t last, bool ahead) {
-    int64_t turns = (rows + ROWS - 1) / ROWS * (4 / TILES), every = 1, lines = ahead ? (3 + turns) / turns : 0;
+                   int64_t first, int64_t last) {
+    int64_t turns = 0, every = 1;
+    for (int64_t row = 0; row < rows; row += rows_at_once<MOST>(row, rows)) turns += 4 / TILES;
+    int64_t lines = way_of(rows) & PREFETCHING ? (3 + turns) / turns : 0;
     while (every < DEPTH / 2 && 8 * every <= turns) every *= 2;  // evenly: memory gives no more at a time
     for (int64_t g = first; g < last; g++)
         for (int64_t d = 0, steps; d < depth; d += steps) {
             steps = depth - d < SHALLOW ? depth - d : SHALLOW;
             const uint16_t* panel = w + (g * depth + d) * 4 * TILE;
             const char *next = (const char*)(panel + steps * 4 * TILE), *end = next + steps * 8 * TILE;
-            for (int64_t row = 0, done; row < rows; row += done)
+            for (int64_t row = 0, count; row < rows; row += count) {
+                count = rows_at_once<MOST>(row, rows);
                 for (int64_t c = 0; c < 4; c += TILES, next += steps * lines * (DEPTH / 2 / every) * 64)
-                    done = some_rows<ROWS, TILES>(rows - row, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH,
-                                                  panel + 32 * c, steps, d == 0, y + row * y_row + g * GROUP + 16 * c,
-                                                  y_row, {next, next < end ? lines : 0, every});
+                    some_rows<MOST, TILES>(count, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH, panel + 32 * c,
+                                           steps, d == 0, y + row * y_row + g * GROUP + 16 * c, y_row,
+                                           {next, next < end ? lines : 0, every});
+            }
         }
 }
 
 // Columns of the groups first .. last; columns of y are there up to a multiple of GROUP.
 inline void multiply_tiled(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                            int64_t first, int64_t last) {
-    int64_t way = way_of(rows);
-    bool ahead = way & PREFETCHING, narrow = way & NARROW;
-    if (rows == 1 && narrow) panels<1, 2>(w, depth, x, rows, y, y_row, first, last, ahead);
-    else if (rows == 1) panels<1, 4>(w, depth, x, rows, y, y_row, first, last, ahead);
-    else if (narrow) panels<2 * BELOW, BESIDE / 2>(w, depth, x, rows, y, y_row, first, last, ahead);
-    else panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last, ahead);
+    if (rows == 1) panels<1, 4>(w, depth, x, rows, y, y_row, first, last);
+    else panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last);
 }
 #endif
 

@@ -7,10 +7,9 @@
 
 namespace {
 
-constexpr int64_t PREFETCHING = 1;  // ask for what is read next, in the order of addresses
-constexpr int64_t NARROW = 2;       // half as many columns at a time; of several rows, twice as many rows
-constexpr int64_t PAIRED = 4;       // weights of few bits and many rows: multiplied as paired.h says
-constexpr int64_t FEW = 4;
+constexpr int64_t PREFETCHING = 1;  // ask for what is read next, in the order of addresses, into the second cache
+constexpr int64_t PAIRED = 2;       // weights of few bits and many rows: multiplied as paired.h says
+constexpr int64_t FEW = LANES == 16 ? 6 : 4;
 
 }  // namespace
 

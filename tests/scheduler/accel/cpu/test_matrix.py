@@ -18,7 +18,7 @@ from scheduler.accel.cpu.program import product
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent.parent
 SHAPES = [(1, 1), (3, 5), (16, 32), (64, 32), (63, 31), (65, 33), (130, 257), (48, 2048), (200, 1100)]  # out, in
-ROWS = (1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 600)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 600)
 KINDS = [(torch.float32, False), (torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest result
 
