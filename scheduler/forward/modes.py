@@ -95,7 +95,7 @@ class PagedMode(Mode):
 
     def _run(self, inputs: dict[str, Any], step: PackedStep) -> torch.Tensor:
         """The logits ``[1, rows, V]`` of the model's forward. How pictures enter within it is not recorded."""
-        found = None if self.fusion is None or step.media else self.fusion.run(inputs)
+        found = None if self.fusion is None or step.media else self.fusion.run(inputs, step.adapted is not None)
         if found is None:
             found = self.model(**inputs).logits
         assert isinstance(found, torch.Tensor)

@@ -138,7 +138,8 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         eyes, blind = find_eyes(model, config.model, tokenizer, loaded.verdict, PAGE_SIZE, loaded.rope, divided)
         ends = _ends(model, tokenizer, said.get("eos_token_id"))
         round_activations(loaded.activations)
-        if loaded.activations is not None and loaded.packing is not None:
+        bytewise = loaded.activations is not None and not loaded.activations.refused
+        if bytewise and loaded.packing is not None:
             loaded.packing.choose_ways()  # inputs have other sizes now
         licence = licence_of(config.model)
         forget_headers()

@@ -26,6 +26,18 @@ from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import plain_forward
 from scheduler.forward.trace import UNTRACED, trace
 from scheduler.model.known_model import MeasuredVerdict
+from scheduler.model.measured_steps import (
+    CHECKED,
+    HEAD,
+    LENGTHS,
+    LONGEST,
+    OBSERVED,
+    RECORDED,
+    SOURCES,
+    STEPS,
+    asked,
+    rows_of,
+)
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.followers import Followers
 
@@ -36,28 +48,11 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 # steps of Mamba-2).
 DRIFT = 2e-2
 
+_COLUMNS = 1024  # of logits that are kept, at most
+
 _LEAST_WRONG = 1e-2  # what depends on other tokens than it should is off by more, in any type
 
 MOST_SENSITIVE, MOST_ROUTED = 0.25, 0.5  # what is wrong has an error of about 1; of models with routers
-
-# Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
-_LENGTHS = (22, 42, 18)
-_LONGEST = 1  # which of them
-_HEAD = 10  # tokens that are run on their own, to see whether later ones change them
-_RECORDED = (7, 5, 11, 13, 17, 19, 23)  # tokens of steps that are recorded: the first that the model has no size of
-_OBSERVED = (3, 2, 5)  # of those in which it is only seen which module is called after which
-_CHECKED = (5, 1, 2)  # of those that are compared with what is known
-_COLUMNS = 1024  # of logits that are kept, at most
-_SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
-_STEPS = (
-    ((0, 5),),
-    ((0, 1), (1, 17)),
-    ((1, 13), (0, 1), (2, 11)),
-    *(((2, 1), (0, 1), (1, 1)),) * 4,
-    ((0, 8), (1, 5), (2, 1)),
-    *(((0, 1), (2, 1), (1, 1)),) * 2,
-    ((1, 1),),
-)
 
 
 class MeasuredError(NamedTuple):
@@ -98,8 +93,8 @@ class Measurement:
         self.rope = rope
         self.followers = followers
         two = bool(model.config.is_encoder_decoder)
-        sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
-        self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
+        sources = random_tokens(model, SOURCES) if two else [None] * len(LENGTHS)
+        self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, LENGTHS), sources, strict=True)]
         self.input_rounding = 0.0  # of products: relative
         self._choices = ExpertChoices()  # of a from-scratch forward
         self._routed = True  # whether modes are given these
@@ -144,9 +139,9 @@ class Measurement:
         rounding may choose others.
         """
         for number, (session, expected) in enumerate(zip(self.sessions, self.expected, strict=True)):
-            with self._choices.repeated([(number, 0, _HEAD)]) if self.is_routed else nullcontext():
-                said = reference_logits(self.model, beginning(session, _HEAD))
-            if not self.is_same(said, expected[:_HEAD]):
+            with self._choices.repeated([(number, 0, HEAD)]) if self.is_routed else nullcontext():
+                said = reference_logits(self.model, beginning(session, HEAD))
+            if not self.is_same(said, expected[:HEAD]):
                 return False
         return True
 
@@ -184,7 +179,7 @@ class Measurement:
     ) -> tuple[ModelRunner, SessionStore]:
         """Room for all sessions. ``shapes``: what layers store, if it is known; with them pages can be divided."""
         size = self.page_size
-        pages = sum(-(-n // size) for n in _LENGTHS)
+        pages = sum(-(-n // size) for n in LENGTHS)
         slots = Frames(0, division.each).count_needed(pages, pages)
         tier = MemoryTier(slots, size, self.model.device, shapes, division=division)
         if self.followers is not None:
@@ -214,7 +209,7 @@ class Measurement:
             self.followers.compare(tier, transfer.rows_of(sessions[0].pages, self.page_size, 0, length))
         paged = sum(shape.nbytes for shape in tier.shapes.values())
         long, short = (states.nbytes(sessions[i].state) for i in (1, 2))
-        grown = (long - short) // (_LENGTHS[1] - _LENGTHS[2])
+        grown = (long - short) // (LENGTHS[1] - LENGTHS[2])
         return MeasuredError(
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
@@ -240,13 +235,14 @@ class Measurement:
 
     def sample(self) -> bytes:
         """What ``check`` compares with, of a from-scratch forward: float32 ``[tokens, columns]``."""
-        return _columns(self.expected[_LONGEST][: sum(_CHECKED)]).numpy().tobytes()
+        return _columns(self.expected[LONGEST][[*range(sum(CHECKED[:-1])), sum(CHECKED) - 1]]).numpy().tobytes()
 
     def check(self, mode: Mode, known: MeasuredVerdict) -> MeasuredError:
         """The error over some steps of one session, compared with what was ``known`` of them; the rest as then."""
         runner, store = self.make_runner(mode)
-        session = self.begin_session(self.sessions[_LONGEST], mode, store)
-        got = _columns(torch.cat([runner.run([(session, count)], range(count)) for count in _CHECKED]))
+        session = self.begin_session(self.sessions[LONGEST], mode, store)
+        steps = [(count, range(count)) for count in CHECKED[:-1]] + [(CHECKED[-1], range(CHECKED[-1])[-1:])]
+        got = _columns(torch.cat([runner.run([(session, count)], rows) for count, rows in steps]))
         want = torch.frombuffer(bytearray(known.logits), dtype=torch.float32)
         error, worst = _error(got, want.view_as(got)) if want.numel() == got.numel() else (torch.inf, torch.inf)
         return MeasuredError(error, worst, runner.tier.shapes, known.token_bytes, session.state)
@@ -278,7 +274,8 @@ class Measurement:
     ) -> list[tuple[float, float]]:
         """For each session its error over all steps, and the worst difference. ``after`` is called after each step."""
         got = self._logits(runner, sessions, after)
-        return [_error(one, want.float()) for one, want in zip(got, self.expected, strict=True)]
+        wanted = zip(got, self.expected, asked(), strict=True)
+        return [_error(one, want[places].float()) for one, want, places in wanted]
 
     def compare(self, mode: Mode, shapes: dict[int, PageShape], others: dict[int, PageShape]) -> tuple[float, float]:
         """What changes if layers store ``others`` and not ``shapes``: the error of the logits, and the part of tokens
@@ -296,14 +293,15 @@ class Measurement:
     def _logits(
         self, runner: ModelRunner, sessions: list[SessionCache], after: Callable[[], None] = lambda: None
     ) -> list[torch.Tensor]:
-        """For each session the logits ``[tokens, V]`` over all steps."""
+        """For each session the logits ``[tokens, V]`` over all steps, of the tokens that ``asked`` names."""
         got: list[list[torch.Tensor]] = [[] for _ in sessions]
-        for work in _STEPS:
+        for number, work in enumerate(STEPS):
             spans = [(i, sessions[i].length, sessions[i].length + count) for i, count in work]
             routed = self._routed and self._choices and runner.mode.compiled is None and self.followers is None
             with self._choices.repeated(spans) if routed else nullcontext():
-                logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
-            parts = torch.split(logits, [count for _, count in work])
+                rows = [row for _, some in rows_of(number) for row in some]
+                logits = runner.run([(sessions[i], count) for i, count in work], rows)
+            parts = torch.split(logits, [len(some) for _, some in rows_of(number)])
             for (i, _), part in zip(work, parts, strict=True):
                 got[i].append(part)
             after()
@@ -317,7 +315,7 @@ class Measurement:
         runner, store = self.make_runner(mode)
         session = self.begin_session(like, mode, store)
         sizes = _sizes(self.model) if recorded else set()
-        lengths = [n for n in _RECORDED if n not in sizes] if recorded else _OBSERVED
+        lengths = [n for n in RECORDED if n not in sizes] if recorded else OBSERVED
         for length in lengths[:count]:
             runner.run([(session, length)], range(length))
             yield
@@ -388,7 +386,6 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     """Root mean square over the spread, and the largest difference over the largest logit."""
-    want = want[: got.shape[0]]
     error = (got - want).square().mean().sqrt() / want.std()
     worst = (got - want).abs().max() / want.abs().max()
     return float(error.nan_to_num(nan=torch.inf)), float(worst.nan_to_num(nan=torch.inf))  # NaN would compare as right

@@ -40,7 +40,7 @@ class ForwardTail(NamedTuple):
         found = hidden.index_select(self.axis, some)
         for number in self.modules:
             found = calls[number].function(found)
-        return len(some) > 0 and torch.equal(found, before.index_select(self.axis, some))
+        return bool(found.any()) and torch.equal(found, before.index_select(self.axis, some))
 
 
 def find_tail(calls: Mapping[int, RecordedCall]) -> ForwardTail | None:

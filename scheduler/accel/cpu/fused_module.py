@@ -73,9 +73,7 @@ class FusedModule:
         hooks, its forward was replaced, or the arguments are others.
         """
         ahead, self._computed = self._computed, None
-        own = self._own
-        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
-        if ahead is not None and not passed_over and ahead.fits(args, kwargs):
+        if ahead is not None and not self._passed_over and ahead.fits(args, kwargs):
             self._hand_keys_on((args, kwargs))
             return ahead.result
         if ahead is not None and ahead.moved is not None and isinstance(self._layer, ConvolutionProgram):
@@ -125,17 +123,21 @@ class FusedModule:
         """The result of this module alone, for the rows whose numbers are in ``wanted``; None if that of all rows is
         there, or its own code or hooks have to run. Raises MemoryError.
         """
-        own = self._own
-        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
-        if passed_over or self._computed is not None:
+        if self._passed_over or self._computed is not None:
             return None
         called = self._matched(args, kwargs) if isinstance(self._layer, LayerProgram) else None
-        if called is None or called[1].step.adapted is not None or len(wanted) >= called[2]:
+        if called is None or len(wanted) >= called[2]:
             return None
         inputs, cache, _ = called
         out: torch.Tensor = self.compute(inputs, partial(self._attend, cache), wanted)
         self._hand_keys_on((args, kwargs))
         return out
+
+    @property
+    def _passed_over(self) -> bool:
+        """Whether something else has to run than what was fused: another forward, or hooks."""
+        own = self._own
+        return own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
 
     def _forget(self) -> None:
         """Nothing is ready for the modules behind it: what is there is of a step that has failed."""

@@ -114,11 +114,11 @@ class Fusion:
         except Unrecordable as error:
             log.debug("%s runs its own forward: %s", type(model).__name__, error)
 
-    def run(self, given: dict[str, Any]) -> torch.Tensor | None:
+    def run(self, given: dict[str, Any], whole: bool = False) -> torch.Tensor | None:
         """The logits of a forward of the model with these arguments; None if only the model's own code can compute
-        them. Raises MemoryError.
+        them. ``whole``: every module gets all rows. Raises MemoryError.
         """
-        return None if self._recorded is None else self._recorded.run(given)
+        return None if self._recorded is None else self._recorded.run(given, whole)
 
     def unrecord(self) -> None:
         """Let the model's own forward run."""

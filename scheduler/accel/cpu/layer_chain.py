@@ -114,7 +114,7 @@ class LayerChain:
         if not self._begin(cache, rows, keep=False):
             return None
         results, number = self._place_tensors(inputs, rows, 2), len(self._layers) - 1
-        if wanted is None or len(wanted) >= rows or cache.step.adapted is not None:
+        if wanted is None or len(wanted) >= rows:
             self._compute()
             result = results[number % 2]
             return result if wanted is None else result.index_select(self._result.axis, wanted)

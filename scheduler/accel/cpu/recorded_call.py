@@ -42,7 +42,7 @@ class RecordedCall:
     kwargs: Any
     problem: str  # why it cannot be repeated
     chain: list[int] = field(default_factory=list)  # of the first module of a chain: the calls of all of its modules
-    run_ahead: RunAhead | None = None  # them at once, if nothing else needs their results, the last one's aside
+    run_ahead: RunAhead | None = None  # of these calls, if no other needs a result between; of a last layer, alone
 
     @property
     def needs(self) -> Iterator[StepValue]:

@@ -77,16 +77,21 @@ class RecordedForward:
         tail = find_tail(self._calls)
         alone = tail is not None and tail.is_row_by_row(self._calls, recorder.results, recorder.given[tail.rows])
         self._tail = tail if alone else None
-        if tail is not None and alone:
-            last = self._calls[tail.last]
-            self._calls[tail.last] = replace(last, chain=[tail.last], run_ahead=recorder.alone(last.function))
+        self._last = recorder.alone(self._calls[tail.last].function) if tail is not None and alone else None
         self._fill: dict[int, Fill] = {}
         self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
 
-    def run(self, given: Mapping[str, Any]) -> torch.Tensor | None:
+    def choose_rows_first(self, other: RecordedForward) -> None:
+        """Let rows be chosen before what is done for each alone, if that is so in another recording, too."""
+        tail = self._tail = self._tail if self._tail == other._tail else None
+        if tail is not None:
+            self._calls[tail.last] = replace(self._calls[tail.last], chain=[tail.last], run_ahead=self._last)
+
+    def run(self, given: Mapping[str, Any], whole: bool = False) -> torch.Tensor | None:
         """The logits ``[1, rows, V]`` of a forward with these arguments. None, and nothing was called, if they are of
-        other kinds than those recorded, or an opened module has hooks or another forward. Raises MemoryError.
+        other kinds than those recorded, or an opened module has hooks or another forward. ``whole``: every module gets
+        all rows, as adapters are found by row. Raises MemoryError.
         """
         if any_hook(self._hooks):
             return None
@@ -100,10 +105,11 @@ class RecordedForward:
         for number, call in self._calls.items():
             if number in values:  # computed with its chain
                 continue
-            tail = self._tail if self._tail is not None and self._tail.last in call.chain else None
+            tail = None if whole or self._tail is None or self._tail.last not in call.chain else self._tail
             args, kwargs = self._fill[number](values)
             wanted = None if tail is None else given[tail.rows]
-            result = None if call.run_ahead is None else call.run_ahead(wanted, *args, **kwargs)
+            ahead = None if call.run_ahead is None or (whole and call.run_ahead is self._last) else call.run_ahead
+            result = None if ahead is None else ahead(wanted, *args, **kwargs)
             if result is None:
                 values[number] = call.function(*args, **kwargs)
                 continue
@@ -283,6 +289,7 @@ def record_forward(
     shorter.infer_sizes(longer)
     if not shorter.is_same(longer):
         raise Unrecordable("two steps call different functions")
+    longer.choose_rows_first(shorter)
     return longer
 
 

@@ -47,13 +47,13 @@ def kept() -> Iterator[None]:
     global latest
     compiled = program_kernel.kernel
     ours = compiled() if compiled.cache_info().currsize else None  # nothing is compiled for this, on a GPU
-    before = latest, None if ours is None else ours.ways
+    reading, chosen = latest, (0, 0, 0) if ours is None else ours.ways
     try:
         yield
     finally:
-        latest = before[0]
-        if ours is not None and before[1] is not None:
-            ours.ways = before[1]
+        latest = reading
+        if ours is not None:
+            ours.ways = chosen
 
 
 def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading | None:

@@ -139,6 +139,22 @@ def test_each_kind_says_what_a_merged_model_says(kit: Kit, kind: str, tmp_path: 
     assert (adapter.only_adds, plainer.only_adds) == (False, True)
 
 
+def test_a_prompt_of_another_adapter_alone_where_one_has_modules(tmp_path: Path) -> None:
+    """The model's norm gets all rows of a step, not only those whose logits are wanted: adapters are found by row."""
+    kit, model = Kit("llama"), make_model("llama")
+    parts, others = make_parts(model, ATTENTION, 4, 1), make_parts(model, ATTENTION, 4, 2)
+    more = with_modules(merged(model, parts, SCALE), parts, torch.Generator().manual_seed(3))
+    with kit._installed():
+        kit.adapters.load("x", save(tmp_path / "x", parts, more, **KINDS["modules"][1]))
+        kit.adapters.load("y", save_adapter(tmp_path / "y", others, 4, 4 * SCALE))
+        turn = kit.send([*PROMPT, 66], 5, adapter="y")
+        while not kit.engine.idle:
+            kit._step()
+        kit.adapters.remove()
+    said = kit.outcomes[turn].tokens
+    assert said == greedy(merged(model, others, SCALE), [*PROMPT, 66], 5, said)
+
+
 def activated(parts: Parts, begin: int) -> Any:
     """The model with a LoRA from a position on: the oracle."""
     model = copy.deepcopy(plain())

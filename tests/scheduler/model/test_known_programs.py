@@ -91,14 +91,14 @@ def test_a_rule_of_states_is_found_by_its_values(tmp_path: Path, monkeypatch: py
 
 def test_what_was_wrong_together_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward as a whole that is wrong for several sessions: the model keeps its own."""
-    plain, measured, whole = Fusion.run, Measurement.measure, []
+    plain, measured, wholly = Fusion.run, Measurement.measure, []
 
-    def run(self: Fusion, given: dict[str, Any]) -> torch.Tensor | None:
-        out = plain(self, given)
+    def run(self: Fusion, given: dict[str, Any], whole: bool) -> torch.Tensor | None:
+        out = plain(self, given, whole)
         return out if out is None or given["input_ids"].shape[1] != 14 else torch.zeros_like(out)
 
     def measure(self: Measurement, mode: Mode) -> MeasuredError:
-        whole.append(mode)
+        wholly.append(mode)
         return measured(self, mode)
 
     monkeypatch.setattr(Fusion, "run", run)
@@ -107,9 +107,9 @@ def test_what_was_wrong_together_is_not_made_again(monkeypatch: pytest.MonkeyPat
     before = probed(model, packing=pack(model))
     assert before.measured is not None
     assert (before.measured.programs.chained, before.measured.programs.recorded) == (2, False)
-    whole.clear()
+    wholly.clear()
     model = make_model("llama")
     again = probed(model, known=KnownModel("packed", {}, before.measured), packing=pack(model))
     assert again.report.startswith("packed as before: agrees")
-    assert not whole
+    assert not wholly
     assert again.mode.programs == before.mode.programs

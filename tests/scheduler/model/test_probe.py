@@ -343,7 +343,7 @@ def test_a_verdict_that_no_longer_holds_is_measured_on_the_whole(
     if wrong == "programs":
         measured = msgspec.structs.replace(measured, programs=msgspec.structs.replace(measured.programs, chained=0))
     if wrong == "forward":
-        monkeypatch.setattr(Fusion, "run", lambda self, given: torch.zeros(100, vocabulary))
+        monkeypatch.setattr(Fusion, "run", lambda self, given, whole: torch.zeros(100, vocabulary))
     model = make_model("llama")
     again = probed(model, known=KnownModel("packed", {}, measured), packing=pack(model))
     assert (ran.count("measure") > 1) is (wrong == "forward")
@@ -409,8 +409,8 @@ def test_a_sensitive_model_keeps_its_programs(
     monkeypatch.setattr(Measurement, "sensitivity", lambda self, mode, seed: 0.15)
     plain, generator = Fusion.run, torch.Generator().manual_seed(0)
 
-    def run(self: Fusion, given: dict[str, Any]) -> torch.Tensor | None:
-        out = plain(self, given)
+    def run(self: Fusion, given: dict[str, Any], whole: bool) -> torch.Tensor | None:
+        out = plain(self, given, whole)
         return out if out is None else out + noise * out.std() * torch.randn(out.shape, generator=generator)
 
     monkeypatch.setattr(Fusion, "run", run)

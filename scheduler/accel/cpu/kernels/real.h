@@ -137,7 +137,7 @@ inline void real_columns(const uint8_t* w, int64_t type, int64_t blocks, const f
             w += sizeof scales;
         }
         for (int64_t ahead = 0; way_of(rows) & PREFETCHING && ahead < bytes; ahead += LINE)
-            __builtin_prefetch(w + DISTANCE + ahead);
+            __builtin_prefetch(w + DISTANCE + ahead, 0, 2);
         if (rows < 2) {
             real_rows<1>(of, w, x, x_row, 0, rows, scales, b == 0, sums);
             continue;

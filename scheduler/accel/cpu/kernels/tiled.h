@@ -234,7 +234,7 @@ inline void some_rows(int64_t count, const Activation* x, const uint16_t* w, int
 // as that allows.
 template <int MOST>
 inline int64_t rows_at_once(int64_t row, int64_t rows) {
-    int64_t left = 16 - row % 16 < rows - row ? 16 - row % 16 : rows - row, parts = (left + MOST - 1) / MOST;
+    int32_t end = 16 - row % 16, left = rows - row < end ? int32_t(rows - row) : end, parts = (left + MOST - 1) / MOST;
     return (left + parts - 1) / parts;
 }
 

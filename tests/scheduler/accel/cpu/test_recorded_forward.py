@@ -287,8 +287,8 @@ def _recorded_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step was one of recorded calls."""
     original, runs = RecordedForward.run, list[bool]()
 
-    def run(one: RecordedForward, given: Any) -> torch.Tensor | None:
-        found = original(one, given)
+    def run(one: RecordedForward, given: Any, whole: bool) -> torch.Tensor | None:
+        found = original(one, given, whole)
         runs.append(found is not None)
         return found
 
