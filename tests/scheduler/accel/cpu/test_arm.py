@@ -1,0 +1,107 @@
+"""ARM processors: the kernels compile for them, and in an emulator products are those of float64."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from packed_forms import FORMS
+
+from cache import compiler
+from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.packed_matrix import PackedMatrix
+from scheduler.accel.cpu.program_kernel import kernel
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[4]
+KERNELS = ROOT / "scheduler/accel/cpu/kernels", ROOT / "cache/attention/kernels"
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+PROCESSORS = ["-march=armv8-a", compiler._ARM_PAIRS]
+ROWS = (1, 2, 3, 4, 7, 9, 19)
+PLAIN = ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float16, False), (torch.float32, False))
+
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(not shutil.which(COMPILER), reason=f"{COMPILER} is not installed"),
+]
+
+
+def weights() -> Iterator[tuple[str, Matrix | PackedMatrix, torch.Tensor]]:
+    """Each with its values."""
+    for name, source in FORMS.items():
+        if source.order is None:
+            yield name, PackedMatrix(source), source.dequantise(0, source.out)
+    for dtype, tiled in PLAIN:
+        weight = torch.randn(130, 100, generator=torch.Generator().manual_seed(1)).to(dtype)
+        yield f"{dtype} {'in tiles' if tiled else ''}", Matrix(weight, tiled), weight
+
+
+def write(cases: Path, wanted: Path) -> None:
+    """What arm_products.cpp reads, and what float64 gives, by a process whose kernel lays weights out as ARM's."""
+    ours, results = kernel(), []
+    if ours is None or ours.together != 2:
+        sys.exit("weights lie in another order")
+    with cases.open("wb") as file:
+        for name, matrix, values in weights():
+            for rows in ROWS:
+                x = torch.randn(rows, matrix.inside, generator=torch.Generator().manual_seed(rows))
+                x[:, ::37] *= 12
+                data = matrix.data.contiguous().view(torch.uint8).numpy()
+                head = matrix.kind, matrix.out, matrix.inside, rows, rows % 2, data.size
+                file.write(np.array(head, np.int64).tobytes() + data.tobytes() + x.numpy().tobytes())
+                results.append((name, F.linear(x.double(), values.double()).numpy()))
+    wanted.write_bytes(pickle.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, np.ndarray]]]:
+    """The cases, and their names with what is to come out."""
+    folder = tmp_path_factory.mktemp("arm")
+    paths = [str(folder / name) for name in ("cases", "wanted")]
+    where = os.pathsep.join(map(str, (HERE, ROOT / "tests", ROOT)))
+    here = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": where}
+    code = "import sys; from pathlib import Path; import test_arm; test_arm.write(*map(Path, sys.argv[1:]))"
+    ran = subprocess.run([sys.executable, "-c", code, *paths], env=here, capture_output=True, text=True, check=False)
+    if "another order" in ran.stderr:
+        pytest.skip("this processor's kernel lays weights out in another order")
+    assert not ran.returncode, ran.stderr
+    return folder / "cases", pickle.loads((folder / "wanted").read_bytes())
+
+
+def build(source: Path, to: Path, *flags: str) -> None:
+    options = [flag for flag in compiler._FLAGS.split() if flag != "-shared"]
+    headers = [f"-I{folder}" for folder in KERNELS]
+    subprocess.run([COMPILER, *options, *flags, *headers, str(source), "-o", str(to), "-lpthread"], check=True)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_products_are_those_of_float64(
+    processor: str, cases: tuple[Path, list[tuple[str, np.ndarray]]], tmp_path: Path
+) -> None:
+    """And a row is the same whatever is beside it."""
+    if not shutil.which(EMULATOR):
+        pytest.skip(f"{EMULATOR} is not installed")
+    build(HERE / "arm_products.cpp", tmp_path / "products", "-static", processor)
+    with cases[0].open("rb") as given:
+        ran = subprocess.run([EMULATOR, str(tmp_path / "products")], stdin=given, capture_output=True, check=False)
+    assert ran.returncode == 0
+    left = np.frombuffer(ran.stdout, np.float32)
+    for name, want in cases[1]:
+        got, left = left[: want.size].reshape(want.shape), left[want.size :]
+        most = 5e-3 if "in tiles" in name else 2e-4  # tiles round inputs to bfloat16
+        assert np.linalg.norm(got - want) < most * np.linalg.norm(want), f"{name}, {len(want)} rows"
+    assert not left.size
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("name", ["attention", "team"])
+def test_attention_compiles(processor: str, name: str, tmp_path: Path) -> None:
+    build(KERNELS[1] / f"{name}.cpp", tmp_path / "object", "-shared", processor)
