@@ -171,6 +171,18 @@ def test_sizes_of_weights_and_numbers_without_effect_are_no_thresholds() -> None
     assert twin(planted(LateLayer), context=REAL) == Twin()
 
 
+def test_the_size_of_a_vocabulary_without_padding_is_no_threshold() -> None:
+    class Cut(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits[..., : self.config.words]
+            return out
+
+    config = LlamaConfig(**SHAPE)
+    config.words = 250
+    assert twin(Cut(config).eval()) == Twin()
+
+
 def test_what_changes_the_first_tokens_is_no_threshold() -> None:
     """Factors of scores and bases of positions are integers too: small ones would make results sensitive."""
     config = Gemma3TextConfig(
