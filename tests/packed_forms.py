@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import E4M3, in_order, unpack
+from scheduler.weights.packed_values import E4M3
+from tools.held_source import HeldSource
 
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 MXFP4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
@@ -16,7 +16,7 @@ LEVELS = tuple(float(level) for level in torch.linspace(-1, 1, 16) ** 3)  # no w
 
 
 @dataclass
-class Source:
+class Source(HeldSource):
     """Random codes with random scales of any form."""
 
     out: int
@@ -53,24 +53,6 @@ class Source:
         coarse = coarse.half().float()
         smaller = (coarse[1], signed[1]) if self.minima else (None, None)
         self.all = PackedRows(codes, None, None, coarse[0], signed[0], *smaller)
-
-    @property
-    def nbytes(self) -> int:
-        return self.out * self.inside * self.bits // 8
-
-    def rows(self, start: int, stop: int) -> PackedRows:
-        return self._some(slice(start, stop))
-
-    def take(self, ids: torch.Tensor) -> torch.Tensor:
-        return in_order(unpack(self._some(ids), self.zero, self.table), self.order)
-
-    def _some(self, index: Any) -> PackedRows:
-        parts: Any = vars(self.all)
-        parts = {name: part[index] if isinstance(part, torch.Tensor) else part for name, part in parts.items()}
-        return PackedRows(**parts)
-
-    def dequantise(self, start: int, stop: int) -> torch.Tensor:
-        return in_order(unpack(self.rows(start, stop), self.zero, self.table), self.order)
 
 
 FORMS = {

@@ -11,7 +11,7 @@ import argparse
 import copy
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,10 @@ from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.model.measurement import relative_error
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import E4M3, unpack
+from scheduler.weights.packed_values import E4M3
 from scheduler.weights.quantised_weight import QuantisedWeight
 from scheduler.weights.stand_in import WeightStandIn
+from tools.held_source import HeldSource
 from tools.random_model import DEMO
 from tools.tables import table
 
@@ -63,7 +64,7 @@ FORMS = {
 
 
 @dataclass
-class Packed:
+class Packed(HeldSource):
     """A weight in a form, a `PackedSource`."""
 
     all: PackedRows
@@ -74,27 +75,6 @@ class Packed:
         self.out, self.inside = self.all.values.shape
         self.bits, self.group, self.table = self.form.bits, self.form.group, self.form.table
         self.zero = 0 if self.form.minima or self.table else 1 << (self.bits - 1)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the codes."""
-        return self.out * self.inside * self.bits // 8
-
-    def rows(self, start: int, stop: int) -> PackedRows:
-        """Rows ``start`` to ``stop``, packed."""
-        return self._some(slice(start, stop))
-
-    def take(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
-        return unpack(self._some(ids), self.zero, self.table)
-
-    def dequantise(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
-        return unpack(self.rows(start, stop), self.zero, self.table)
-
-    def _some(self, index: Any) -> PackedRows:
-        parts: dict[str, Any] = {name: part for name, part in vars(self.all).items() if isinstance(part, torch.Tensor)}
-        return replace(self.all, **{name: part[index] for name, part in parts.items()})
 
 
 def packed(weight: torch.Tensor, form: Form) -> Packed:

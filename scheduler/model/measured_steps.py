@@ -23,19 +23,19 @@ STEPS = (  # (session, tokens) fed together, in shuffled order
 _ENDS = 7  # the step of which only the last tokens' logits are asked for, as in serving
 
 
-def rows_of(number: int) -> Iterator[tuple[int, range]]:
-    """The rows of a step whose logits are asked for, by session."""
+def rows_of(number: int) -> Iterator[range]:
+    """The rows of a step whose logits are asked for, of each of its sessions."""
     end = 0
-    for session, count in STEPS[number]:
+    for _, count in STEPS[number]:
         end += count
-        yield session, range(end - 1 if number == _ENDS else end - count, end)
+        yield range(end - 1 if number == _ENDS else end - count, end)
 
 
 def asked() -> list[list[int]]:
     """For each session the tokens whose logits are asked for."""
     fed, found = [0] * len(LENGTHS), list[list[int]]([] for _ in LENGTHS)
     for number, work in enumerate(STEPS):
-        for (session, count), (_, rows) in zip(work, rows_of(number), strict=True):
+        for (session, count), rows in zip(work, rows_of(number), strict=True):
             fed[session] += count
             found[session] += range(fed[session] - len(rows), fed[session])
     return found

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -299,9 +300,8 @@ class Measurement:
             spans = [(i, sessions[i].length, sessions[i].length + count) for i, count in work]
             routed = self._routed and self._choices and runner.mode.compiled is None and self.followers is None
             with self._choices.repeated(spans) if routed else nullcontext():
-                rows = [row for _, some in rows_of(number) for row in some]
-                logits = runner.run([(sessions[i], count) for i, count in work], rows)
-            parts = torch.split(logits, [len(some) for _, some in rows_of(number)])
+                logits = runner.run([(sessions[i], count) for i, count in work], [*chain(*rows_of(number))])
+            parts = torch.split(logits, [*map(len, rows_of(number))])
             for (i, _), part in zip(work, parts, strict=True):
                 got[i].append(part)
             after()

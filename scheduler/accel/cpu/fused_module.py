@@ -119,11 +119,11 @@ class FusedModule:
                 fused._hand_keys_on(calls[group])
         return result
 
-    def run_some(self, wanted: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """The result of this module alone, for the rows whose numbers are in ``wanted``; None if that of all rows is
-        there, or its own code or hooks have to run. Raises MemoryError.
+    def run_some(self, wanted: torch.Tensor | None, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """The result of this module alone, for the rows whose numbers are in ``wanted``; None if all are wanted, their
+        result is there, or its own code or hooks have to run. Raises MemoryError.
         """
-        if self._passed_over or self._computed is not None:
+        if wanted is None or self._passed_over or self._computed is not None:
             return None
         called = self._matched(args, kwargs) if isinstance(self._layer, LayerProgram) else None
         if called is None or len(wanted) >= called[2]:

@@ -108,8 +108,7 @@ class RecordedForward:
             tail = None if whole or self._tail is None or self._tail.last not in call.chain else self._tail
             args, kwargs = self._fill[number](values)
             wanted = None if tail is None else given[tail.rows]
-            ahead = None if call.run_ahead is None or (whole and call.run_ahead is self._last) else call.run_ahead
-            result = None if ahead is None else ahead(wanted, *args, **kwargs)
+            result = None if call.run_ahead is None else call.run_ahead(wanted, *args, **kwargs)
             if result is None:
                 values[number] = call.function(*args, **kwargs)
                 continue

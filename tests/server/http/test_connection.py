@@ -82,8 +82,8 @@ async def test_a_request_that_is_not_complete_in_time_is_a_408(opened: Port) -> 
     assert len(opened.site.engine.submitted) == 1
 
 
-@at_a_port()
-async def test_bytes_that_drip_in_do_not_lengthen_the_time(opened: Port) -> None:
+async def drip(opened: Port) -> bytes:
+    """What a client reads that sends byte after byte until its connection is closed."""
     client = await opened.open()
     await client.send(request(CHAT, GOOD)[:60])
     reading = asyncio.create_task(client.closed())
@@ -92,8 +92,15 @@ async def test_bytes_that_drip_in_do_not_lengthen_the_time(opened: Port) -> None
         await asyncio.sleep(0.02)
         if opened.connections == 0:
             break
-    answer = await reading  # the system drops it if a byte comes after the connection was closed
-    assert not answer or error_of(answer)["code"] == "request_timeout"
+    return await reading
+
+
+@at_a_port()
+async def test_bytes_that_drip_in_do_not_lengthen_the_time(opened: Port) -> None:
+    for _ in range(3):  # the system drops an answer if a byte comes while the connection is closed
+        if answer := await drip(opened):
+            break
+    assert error_of(answer)["code"] == "request_timeout"
 
 
 @at_a_port()

@@ -25,6 +25,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[4]
 KERNELS = ROOT / "scheduler/accel/cpu/kernels", ROOT / "cache/attention/kernels"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PROCESSORS = ["-march=armv8-a", compiler._ARM_PAIRS]
+AARCH64 = b"\xb7\0"  # the machine in the header of an ELF file
 ROWS = (1, 2, 3, 4, 7, 9, 19)
 PLAIN = ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float16, False), (torch.float32, False))
 
@@ -105,3 +106,4 @@ def test_products_are_those_of_float64(
 @pytest.mark.parametrize("name", ["attention", "team"])
 def test_attention_compiles(processor: str, name: str, tmp_path: Path) -> None:
     build(KERNELS[1] / f"{name}.cpp", tmp_path / "object", "-shared", processor)
+    assert (tmp_path / "object").read_bytes()[18:20] == AARCH64

@@ -40,12 +40,12 @@ class Layer(nn.Module):
     def run_ahead(self, wanted: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
         assert self.behind is not None
         self.runs += self.whole
-        found = self.inner(x) if wanted is None else self.inner(x)[:, wanted]
-        return self.behind.inner(found) if self.whole else None
+        found: torch.Tensor = self.behind.inner(self.inner(x))
+        return None if not self.whole else found if wanted is None else found[:, wanted]
 
     def run_some(self, wanted: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         self.runs += self.whole
-        return self.inner(x[:, wanted]) if self.whole else None
+        return self.inner(x)[:, wanted] if self.whole else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.behind is not None:
@@ -182,7 +182,7 @@ def test_what_is_called_is_called_with_other_tensors(name: str) -> None:
         got = found.run(given)
         assert model.own == before
         assert got is not None
-        assert torch.allclose(got, model(**given).logits)
+        assert torch.equal(got, model(**given).logits)
         before = model.own
     assert all("_compiled_call_impl" not in vars(one) and "forward" not in vars(one) for one in model.modules())
 
@@ -215,7 +215,7 @@ def test_rows_are_chosen_before_what_is_done_for_each_alone(name: str) -> None:
     want = model(**given).logits
     got = found.run(given)
     assert got is not None
-    assert torch.allclose(got, want)
+    assert torch.equal(got, want)
     assert model.norm.rows == (2 if name == "rows alone" else 9)
 
 
@@ -226,7 +226,7 @@ def test_a_chain_runs_layer_by_layer_where_a_result_between_is_needed() -> None:
     model.first.runs = 0
     got = found.run(given)
     assert got is not None
-    assert torch.allclose(got, model(**given).logits)
+    assert torch.equal(got, model(**given).logits)
     assert not model.first.runs
 
 
@@ -253,7 +253,7 @@ def test_a_chain_that_cannot_run_is_called_layer_by_layer() -> None:
         model.second.whole, model.second.runs = whole, 0
         got = found.run(given)
         assert got is not None
-        assert torch.allclose(got, want)
+        assert torch.equal(got, want)
         assert (len(embedded), model.first.runs) == (1, 0)  # what was called before is not called again
         assert (model.second.runs, model.norm.rows) == ((1, 1) if whole else (0, 5))
         embedded.clear()
