@@ -145,9 +145,13 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         forget_headers()
         return replace(loaded, generation=generation, eos_token_ids=ends, eyes=eyes, blind=blind, licence=licence)
     except (LoadFailed, RankLost) as error:
-        raise LoadFailed(
-            f"cannot serve {config.model!r}: no mode gives correct results: {error}{_end_followers(followers)}"
-        ) from error
+        why = f"no mode gives correct results: {error}{_end_followers(followers)}{_way_out(model)}"
+        raise LoadFailed(f"cannot serve {config.model!r}: {why}") from error
+
+
+def _way_out(model: Any) -> str:
+    """What may help where a model was refused: modes are compared with a plain forward, and 16 bits round both."""
+    return "; try --dtype float32" if getattr(model, "dtype", None) in (torch.bfloat16, torch.float16) else ""
 
 
 def _end_followers(followers: Followers | None) -> str:

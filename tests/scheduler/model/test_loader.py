@@ -28,6 +28,7 @@ from scheduler.model import checkpoint, load_errors, loader
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import PAGE_SIZE, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
+from scheduler.model.probe import UnsupportedModel
 from scheduler.model.weights import digest
 from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
@@ -183,6 +184,18 @@ def test_a_configuration_that_does_not_fit_the_weights(copy: Path) -> None:
 def test_a_configuration_of_wrong_types(copy: Path) -> None:
     edit(copy / "config.json", hidden_size="many")
     assert reason(copy).endswith("is not valid: Field 'hidden_size' expected int, got str (value: 'many')")
+
+
+@pytest.mark.parametrize(("dtype", "ending"), [("bfloat16", "; try --dtype float32"), ("float32", "")])
+def test_a_model_in_16_bits_that_no_mode_runs_right_may_be_one_in_32(
+    llama: Path, dtype: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedModel("packed: wrong")
+
+    monkeypatch.setattr(loader, "probe", refuse)
+    with pytest.raises(LoadFailed, match=f"no mode gives correct results: packed: wrong{ending}$"):
+        load(EngineConfig(address="", model=str(llama), dtype=dtype, kv_memory=1 << 20), lambda _: None)
 
 
 def test_a_library_that_no_extra_brings_is_named() -> None:
