@@ -24,7 +24,9 @@ HEAD_BYTES = 64 * 1024  # of a request's line and headers
 FIELD_BYTES = 32  # what a header takes beside its text
 BESIDE = 8  # bytes around a byte of the body, in chunks; clients send far fewer
 BODY_RATE = 64 * 1024  # bytes a second that lengthen the time a request has to be complete
+LINGER = 2  # seconds at most that a connection stays open behind an answer for what the client still sends
 KEEP_ALIVE = 75  # seconds without a request; longer than usual proxies keep theirs
+FULL = "The server has too many connections."
 FULL_RETRY = 5  # seconds, told to a client that comes when there are too many
 VERSIONS = ("1.0", "1.1")
 SOCKETS = ("/v1/responses",)
@@ -74,6 +76,8 @@ class Connection(HttpToolsProtocol):
 
     - A request that has begun is complete after ``patience`` seconds and one more for each ``BODY_RATE`` bytes that
       came, or it is a 408. A connection that begins none ends the same way; between two requests, after ``KEEP_ALIVE``.
+    - Behind a refusal what the client still sends is dropped, until it closes or for ``LINGER`` seconds. The system
+      would drop the answer if bytes came while the connection is closed.
     - An answer that is not read lets no more than the transport's buffer wait; without progress for ``patience``
       seconds the connection is cut off, and whoever writes the answer hears that the client left.
     """
@@ -94,14 +98,16 @@ class Connection(HttpToolsProtocol):
         self._came = 0  # bytes since the request was awaited
         self._body = 0  # those of them that are its body
         self._since = 0.0
-        self._sender: asyncio.TimerHandle | None = None  # runs while a request is awaited or incomplete
+        self._leaving = False  # the last answer is written, and what comes is dropped
+        self._sender: asyncio.TimerHandle | None = None  # runs while a request is awaited or incomplete, or leaving
         self._reader: asyncio.TimerHandle | None = None  # runs while an answer is unread
         self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.server_state.connections) > self._most:
-            self._refuse(unavailable("The server has too many connections.", FULL_RETRY, "too_many_connections"))
+            self.transport.write(answer(unavailable(FULL, FULL_RETRY, "too_many_connections")))
+            self._hang_up()
         else:
             self._await_request()
 
@@ -114,6 +120,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """As uvicorn's, without its log lines about clients that send invalid HTTP or ask for an upgrade."""
+        if self._leaving:
+            return
         self._came += len(data)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
@@ -128,7 +136,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             logger.debug("a connection sent invalid HTTP")
             self._refuse_head()
-        if self.transport.is_closing():
+        if self._leaving or self.transport.is_closing():
             return
         if self._sender is not None:
             if self._came - self._body > HEAD_BYTES + BESIDE * self._body:
@@ -252,12 +260,28 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
             self.transport.abort()
+        if self.transport.is_closing():
             return
         if cycle is not None and not cycle.response_complete:  # it reads the body that does not come
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write(answer(error))
-        self._hang_up()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that nothing more is written, and drop what still comes, for a while."""
+        self._leaving = True
+        self._request_is_here()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._sender = self.loop.call_later(min(LINGER, self._patience), self._hang_up)
+
+    def shutdown(self) -> None:
+        """See uvicorn. Nobody is waited for who has an answer."""
+        if self._leaving:
+            self._hang_up()
+        else:
+            super().shutdown()
 
     def _hang_up(self) -> None:
         """Close, once what was written is read; that, too, is waited for with patience."""

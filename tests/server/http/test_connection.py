@@ -82,25 +82,42 @@ async def test_a_request_that_is_not_complete_in_time_is_a_408(opened: Port) -> 
     assert len(opened.site.engine.submitted) == 1
 
 
-async def drip(opened: Port) -> bytes:
-    """What a client reads that sends byte after byte until its connection is closed."""
+@at_a_port()
+async def test_bytes_that_drip_in_do_not_lengthen_the_time(opened: Port) -> None:
     client = await opened.open()
     await client.send(request(CHAT, GOOD)[:60])
     reading = asyncio.create_task(client.closed())
     while not reading.done():
         await client.send(b"a")
         await asyncio.sleep(0.02)
-        if opened.connections == 0:
-            break
-    return await reading
+    assert error_of(await reading)["code"] == "request_timeout"
+
+
+@at_a_port(PATIENCE)
+async def test_an_answer_reaches_who_is_still_sending(opened: Port) -> None:
+    client = await opened.open()
+    whole = request("/health", b"", "GET", f"A: {'b' * (8 << 20)}")
+    await client.send(whole)  # all of it is taken
+    await client.send(whole)
+    assert (await client.closed()).startswith(b"HTTP/1.1 431 ")
+    assert opened.connections == 1
+    client.leave()
+    await until(lambda: opened.connections == 0)
+    await good_request(opened)
 
 
 @at_a_port()
-async def test_bytes_that_drip_in_do_not_lengthen_the_time(opened: Port) -> None:
-    for _ in range(3):  # the system drops an answer if a byte comes while the connection is closed
-        if answer := await drip(opened):
-            break
-    assert error_of(answer)["code"] == "request_timeout"
+async def test_who_does_not_stop_sending_is_cut_off(opened: Port) -> None:
+    client = await opened.open()
+
+    async def send() -> None:
+        while True:
+            await client.send(b"not HTTP at all\r\n")
+            await asyncio.sleep(0.02)
+
+    with pytest.raises(ConnectionError):
+        await send()
+    await until(lambda: opened.connections == 0)
 
 
 @at_a_port()
@@ -441,6 +458,7 @@ def test_files_limit_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ATTRIBUTES = {  # of a connection, which none of uvicorn's documents speak of, and what becomes wrong without them
     "cycle": "whether a request is being answered, which decides whose turn it is",
+    "flow": "what a refused request still sends is read, whether its body was waiting for the app or not",
     "headers": "the Host of a request is looked at before its app is called",
     "loop": "the timers of clients that are slow",
     "parser": "bytes are given to it here, so that nothing is logged of what it refuses",
