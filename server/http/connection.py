@@ -114,6 +114,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_is_here()
         self._watch_ends()
+        self._end_keep_alive()
         super().connection_lost(exc)
 
     # --- what comes -------------------------------------------------------------------------------------------
@@ -123,9 +124,7 @@ class Connection(HttpToolsProtocol):
         if self._leaving:
             return
         self._came += len(data)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
+        self._end_keep_alive()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -219,6 +218,11 @@ class Connection(HttpToolsProtocol):
         else:
             self._refuse(ApiError(408, "The request was not received in time.", code="request_timeout"))
 
+    def _end_keep_alive(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_reader()
@@ -260,11 +264,14 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
             self.transport.abort()
-        if self.transport.is_closing():
             return
         if cycle is not None and not cycle.response_complete:  # it reads the body that does not come
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
             cycle.message_event.set()
+        if self.transport.is_closing():  # the client is gone, and may have left answers unread
+            self._hang_up()
+            return
         self.transport.write(answer(error))
         self._linger()
 

@@ -106,6 +106,57 @@ async def test_an_answer_reaches_who_is_still_sending(opened: Port) -> None:
     await good_request(opened)
 
 
+def test_a_refused_body_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """The app comes to read it when the answer is written already."""
+
+    @at_a_port(PATIENCE, much)
+    async def test(opened: Port) -> None:
+        client = await opened.open()
+        head = request("/1", b"", "GET", "Transfer-Encoding: chunked", "Expect: 100-continue")
+        await client.send(head + b"ZZ\r\n")
+        answer = await client.closed()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"100 Continue" not in answer
+
+    with caplog.at_level("WARNING"):
+        test()
+    assert caplog.text == ""
+
+
+class Unread(asyncio.Transport):
+    """A connection that its client has closed without reading all that was written."""
+
+    closing = aborted = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return 100
+
+
+def test_who_leaves_in_a_request_with_answers_unread_is_cut_off() -> None:
+    async def run() -> bool:
+        connection = Connection(HttpConfig(much, patience=0.01, most=9, goodbye=1), ServerState(), {})
+        transport = Unread()
+        connection.connection_made(transport)
+        connection.data_received(b"GET / HTTP/1.1\r\n")
+        transport.close()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if transport.aborted:
+                break
+        return transport.aborted
+
+    assert asyncio.run(run())
+
+
 @at_a_port()
 async def test_who_does_not_stop_sending_is_cut_off(opened: Port) -> None:
     client = await opened.open()
@@ -470,6 +521,7 @@ ATTRIBUTES = {  # of a connection, which none of uvicorn's documents speak of, a
     "ws_protocol_class": "a WebSocket's protocol class is set when the first one opens",
 }
 OF_A_CYCLE = {
+    "waiting_for_100_continue": "a body is not asked for behind a refusal",
     "disconnected": "an app whose client is given up must hear it",
     "message_event": "an app that waits for a body that does not come must be woken",
     "response_complete": "whether it is the client's turn",
