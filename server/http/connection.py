@@ -26,7 +26,6 @@ BESIDE = 8  # bytes around a byte of the body, in chunks; clients send far fewer
 BODY_RATE = 64 * 1024  # bytes a second that lengthen the time a request has to be complete
 LINGER = 2  # seconds at most that a connection stays open behind an answer for what the client still sends
 KEEP_ALIVE = 75  # seconds without a request; longer than usual proxies keep theirs
-FULL = "The server has too many connections."
 FULL_RETRY = 5  # seconds, told to a client that comes when there are too many
 VERSIONS = ("1.0", "1.1")
 SOCKETS = ("/v1/responses",)
@@ -106,15 +105,16 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.server_state.connections) > self._most:
-            self.transport.write(answer(unavailable(FULL, FULL_RETRY, "too_many_connections")))
-            self._hang_up()
+            full = unavailable("The server has too many connections.", FULL_RETRY, "too_many_connections")
+            self.transport.write(answer(full))
+            self._hang_up()  # at once: there is no room to linger
         else:
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_is_here()
         self._watch_ends()
-        self._end_keep_alive()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     # --- what comes -------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         if self._leaving:
             return
         self._came += len(data)
-        self._end_keep_alive()
+        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -217,11 +217,6 @@ class Connection(HttpToolsProtocol):
             self._hang_up()  # nobody waits for an answer
         else:
             self._refuse(ApiError(408, "The request was not received in time.", code="request_timeout"))
-
-    def _end_keep_alive(self) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
 
     def pause_writing(self) -> None:
         super().pause_writing()

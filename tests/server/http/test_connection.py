@@ -148,10 +148,7 @@ def test_who_leaves_in_a_request_with_answers_unread_is_cut_off() -> None:
         connection.connection_made(transport)
         connection.data_received(b"GET / HTTP/1.1\r\n")
         transport.close()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if transport.aborted:
-                break
+        await asyncio.wait_for(until(lambda: transport.aborted), PATIENCE)
         return transport.aborted
 
     assert asyncio.run(run())
@@ -321,6 +318,7 @@ async def test_an_answer_that_nobody_reads_is_given_up_too(opened: Port, path: s
     await client.send(request(path, b"", "GET", f"Connection: {connection}"))
     await until(lambda: opened.connections == 1)
     await until(lambda: opened.connections == 0)
+    assert len(await client.closed()) < len(PIECE) * PIECES
 
 
 @at_a_port(app=much)
@@ -331,6 +329,7 @@ async def test_however_much_of_an_answer_is_left_it_is_not_waited_for(opened: Po
         await client.send(request(f"/{pieces}", b"", "GET", "Connection: close"))
     await until(lambda: opened.server.server_state.total_requests == 24)
     await until(lambda: opened.connections == 0)
+    assert opened.server.server_state.total_requests == 24  # all were answered before they were given up
 
 
 # --- what is no request ---------------------------------------------------------------------------------------
@@ -409,13 +408,13 @@ def test_what_clients_send_is_no_line_of_the_log(data: bytes, caplog: pytest.Log
     assert caplog.text == ""
 
 
-async def is_refused(opened: Port, pieces: list[bytes], code: str | None) -> None:
+async def is_refused(opened: Port, pieces: list[bytes], status: bytes, code: str | None) -> None:
     client = await opened.open()
     reading = asyncio.create_task(client.closed())
     for piece in pieces:
         await client.send(piece)
     answer = await reading
-    assert answer.startswith(b"HTTP/1.1 431 " if code is None else b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 %b " % status)
     assert error_of(answer)["code"] == code
     client.leave()
     await until(lambda: opened.connections == 0)
@@ -436,8 +435,8 @@ async def test_a_head_has_a_size(opened: Port) -> None:
         answer = await client.closed()
         assert answer.startswith(b"HTTP/1.1 431 "), answer
         assert error_of(answer)["type"] == "invalid_request_error"
-    await is_refused(opened, [start + b"A: ", *[b"b" * 65536] * 40], None)
-    await is_refused(opened, [b"GET /", *[b"b" * 65536] * 40], None)
+    await is_refused(opened, [start + b"A: ", *[b"b" * 65536] * 40], b"431", None)
+    await is_refused(opened, [b"GET /", *[b"b" * 65536] * 40], b"431", None)
     client = await opened.open()
     await client.send(start + b"A: " + b"b" * (HEAD_BYTES // 2) + b"\r\n" + small * 500 + b"\r\n")
     assert (await client.answer())[0] == 200
@@ -446,8 +445,8 @@ async def test_a_head_has_a_size(opened: Port) -> None:
 @at_a_port(patience=60.0)
 async def test_what_surrounds_a_body_has_a_size_too(opened: Port) -> None:
     head = request(CHAT, b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-    await is_refused(opened, [head + b"1;", *[b"x" * 65536] * 40], "invalid_http")
-    await is_refused(opened, [head + b"1\r\n{\r\n0\r\nA: ", *[b"x" * 65536] * 40], "invalid_http")
+    await is_refused(opened, [head + b"1;", *[b"x" * 65536] * 40], b"400", "invalid_http")
+    await is_refused(opened, [head + b"1\r\n{\r\n0\r\nA: ", *[b"x" * 65536] * 40], b"400", "invalid_http")
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in GOOD + b" " * 20_000) + b"0\r\n\r\n"
     assert len(chunks) > HEAD_BYTES
     assert BESIDE > 5  # bytes around each one of these
@@ -515,17 +514,16 @@ ATTRIBUTES = {  # of a connection, which none of uvicorn's documents speak of, a
     "parser": "bytes are given to it here, so that nothing is logged of what it refuses",
     "pipeline": "requests that came before their predecessor's answer: none of these is answered with a 400 or 408",
     "server_state": "how many connections there are",
-    "timeout_keep_alive_task": "data ends the time between two requests",
     "transport": "answers that are written here, the end of the connection, and how much of an answer is unread",
     "url": "the target of a request is looked at before its app is called",
     "ws_protocol_class": "a WebSocket's protocol class is set when the first one opens",
 }
 OF_A_CYCLE = {
-    "waiting_for_100_continue": "a body is not asked for behind a refusal",
     "disconnected": "an app whose client is given up must hear it",
     "message_event": "an app that waits for a body that does not come must be woken",
     "response_complete": "whether it is the client's turn",
     "response_started": "whether a 408 can still be sent",
+    "waiting_for_100_continue": "a body is not asked for behind a refusal",
 }
 METHODS = {  # whose code was read: if it is another, what is said there must be looked at
     "HttpToolsProtocol.connection_made": (
@@ -550,6 +548,10 @@ METHODS = {  # whose code was read: if it is another, what is said there must be
     "HttpToolsProtocol.pause_writing": ("17a8fd215d96", "an app that writes waits until the client has read"),
     "HttpToolsProtocol.resume_writing": ("7844bbaa8cce", "and goes on"),
     "HttpToolsProtocol.timeout_keep_alive_handler": ("8b53bf5f2e20", "is what the keep-alive timer calls"),
+    "HttpToolsProtocol._unset_keepalive_if_required": (
+        "00a6a4e47214",
+        "data, and the end of the connection, end that timer",
+    ),
     "HttpToolsProtocol.handle_websocket_upgrade": ("179c4f769386", "the connection is handed to ws_protocol_class"),
     "HttpToolsProtocol._should_upgrade": ("8fcad1ab8e09", "asks _should_upgrade_to_ws only of requests for WebSockets"),
     "HttpToolsProtocol.shutdown": ("d7351fa33f00", "idle connections are closed, others after their answer"),
