@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import Stored, write_file
-from gguf_models import metadata_of
+from gguf_metadata import metadata_of
 from transformers import AutoModelForCausalLM
 
 from scheduler.weights.gguf_config import read_gguf_config

@@ -13,11 +13,12 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from scheduler.weights.gguf_ends import read_ends
+from scheduler.weights.gguf_experts import chooses_by_sigmoid
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
 from scheduler.weights.gguf_named import named_token
-from scheduler.weights.gguf_special import SPECIAL, chooses_by_sigmoid
+from scheduler.weights.gguf_special import SPECIAL
 
 # What GGUF calls an architecture, and transformers' name of its configuration.
 ARCHITECTURES = {

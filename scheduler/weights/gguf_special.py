@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import NormalDist
 from typing import Any
 
+from scheduler.weights.gguf_experts import (
+    check_normed_sigmoids,
+    check_sigmoid,
+    read_choice_of_groups,
+    read_last_expert_layer,
+    read_normed_choices,
+)
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import (
@@ -17,22 +23,16 @@ from scheduler.weights.gguf_hybrid import (
     read_single_parts,
     read_states_alone,
 )
+from scheduler.weights.gguf_source import values
+from scheduler.weights.gguf_windows import (
+    read_some_windows,
+    read_streams,
+    read_stretched_layers,
+    read_two_widths,
+    read_window,
+)
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
-_SIGMOID = 2  # GGUF's number of a function of experts' scores
-
-
-def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
-    """Whether scores of experts are sigmoids: as the file says, and if it does not, where they are corrected."""
-    said = keys.get("expert_gating_func")
-    if said is not None:
-        return bool(said == _SIGMOID)
-    return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
-
-
-def _read_last_expert_layer(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """All layers from the first one with experts on may have them."""
-    return {"moe_layer_end_index": said["num_hidden_layers"] - 1}
 
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -68,40 +68,9 @@ def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
     }
 
 
-def _read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
-    return {"norm_topk_prob": keys.get("expert_weights_norm", True)}
-
-
 def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The last layers may be for predicting further tokens, which are not run."""
     return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
-
-
-def _read_window(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """A sliding window is said where there is one, and configurations have one where nothing is said."""
-    return {"sliding_window": keys.get("attention.sliding_window")}
-
-
-def _read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The same for layers some of which have one: every fourth has none, unless the file says which, or every which."""
-    layers, windowed = said["num_hidden_layers"], keys.get("attention.sliding_window_pattern", 4)
-    if isinstance(windowed, int):
-        windowed = [number % windowed != 0 for number in range(1, layers + 1)]
-    if len(windowed) < layers:
-        raise GgufError("the file does not say of each layer whether it has a sliding window")
-    if "attention.sliding_window" not in keys:
-        windowed = [False] * layers
-    return {"layer_types": _kinds(windowed[:layers]), **_read_window(file, keys, said)}
-
-
-def _read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Where some layers have a sliding window, positions are stretched in the others only."""
-    if not said.get("sliding_window"):
-        return {}
-    plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 500_000.0)}
-    ropes = {"sliding_attention": plain, "full_attention": {**plain, **said.get("rope_scaling", {})}}
-    return {"rope_parameters": ropes, **_read_some_windows(file, keys, said)}
 
 
 def _read_exact_stretching(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -151,41 +120,6 @@ def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": {**said["rope_scaling"], **more}}
 
 
-def _read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """How experts are chosen. Older files do not say that it is by groups."""
-    if not keys.get("expert_count"):
-        return {}
-    if "expert_group_count" not in keys:
-        raise GgufError(
-            "the file does not say in how many groups its experts are: put the model's config.json beside it"
-        )
-    normed = bool(keys.get("expert_weights_norm", False))
-    if chooses_by_sigmoid(file, keys):
-        return {"norm_topk_prob": normed}
-    if normed:
-        raise GgufError("the weights of experts with softmax scores are normalised, which transformers' model does not")
-    grouped = keys["expert_group_count"] > 1
-    return {"topk_method": "group_limited_greedy" if grouped else "greedy", "norm_topk_prob": False}
-
-
-def _check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Nothing: transformers' model has no other scores of experts."""
-    if not chooses_by_sigmoid(file, keys):
-        raise GgufError("the scores of its experts are no sigmoids, which those of transformers' model are")
-    return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
-
-
-def _check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
-    other scores of experts than normalised sigmoids.
-    """
-    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
-        raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
-    if not keys.get("attention.sliding_window"):
-        raise GgufError("the file does not say which of its layers have a sliding window")
-    return {"mup_enabled": True}
-
-
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
@@ -202,8 +136,6 @@ def _check_activations(file: GgufFile, keys: Mapping[str, Any], said: dict[str, 
 
 def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The factors of long contexts, which are tensors in the file."""
-    from scheduler.weights.gguf_source import values
-
     long, short = (file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
     if long is None or short is None:
         return {}
@@ -226,106 +158,23 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
     return {"new_decoder_architecture": newer, "multi_query": heads == 1, "num_kv_heads": heads, "alibi": False}
 
 
-def _read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers with a window and without one have heads of their own widths, and rotary positions of their own. Those
-    without turn a part of a head only: the factors of the others' frequencies are so large that nothing is left.
-    """
-    windowed, layers = _read_windows(keys, said), said["num_hidden_layers"]
-    first = windowed.index(False)
-    heads, widths = (_for_each(keys.get(key), layers) for key in ("attention.head_count_kv", "feed_forward_length"))
-    ropes = _read_two_ropes(keys)
-    ropes["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": _turned_part(file)}
-    return {
-        "layer_types": _kinds(windowed),
-        "head_dim": keys.get("attention.key_length_swa", said["head_dim"]),
-        "global_head_dim": said["head_dim"],
-        "num_key_value_heads": heads[windowed.index(True)] if any(windowed) else heads[0],
-        "num_global_key_value_heads": heads[first],
-        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in file.tensors,
-        "intermediate_size": widths[0],
-        "use_double_wide_mlp": max(widths) > widths[0],
-        "enable_moe_block": bool(keys.get("expert_count")),
-        "vocab_size_per_layer_input": _words_of_layers(file, said),
-        "rope_parameters": ropes,
-    }
-
-
-def _read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Layers that keep several versions of what they compute, some of whose activations are set to 0: those that are
-    less than so many standard deviations above their mean.
-    """
-    layers, scales = said["num_hidden_layers"], keys.get("activation_sparsity_scale")
-    left = file.tensors.get("blk.0.laurel_l.weight")
-    if not isinstance(scales, list) or len(scales) != layers or left is None:
-        raise GgufError("the file does not say how sparse its layers are")
-    return {
-        "layer_types": _kinds(_read_windows(keys, said)),
-        "intermediate_size": _for_each(keys.get("feed_forward_length"), layers),
-        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
-        "laurel_rank": left.shape[0],
-        "vocab_size_per_layer_input": _words_of_layers(file, said),
-        "rope_parameters": _read_two_ropes(keys),
-    }
-
-
-def _read_windows(keys: Mapping[str, Any], said: dict[str, Any]) -> list[bool]:
-    """Which layers have a sliding window; not all of them."""
-    windowed = keys.get("attention.sliding_window_pattern")
-    if not isinstance(windowed, list) or len(windowed) != said["num_hidden_layers"] or all(windowed):
-        raise GgufError("the file does not say which of its layers have a sliding window")
-    return windowed
-
-
-def _kinds(windowed: list[bool]) -> list[str]:
-    """What configurations call layers with a sliding window and without one."""
-    return ["sliding_attention" if each else "full_attention" for each in windowed]
-
-
-def _read_two_ropes(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rotary positions of layers with a window and without one."""
-    bases = {"sliding": keys.get("rope.freq_base_swa", 10_000.0), "full": keys.get("rope.freq_base", 1_000_000.0)}
-    return {f"{name}_attention": {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
-
-
-def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
-    """How many words have embeddings for each layer."""
-    table = file.tensors.get("per_layer_token_embd.weight")
-    return int(said["vocab_size"] if table is None else table.shape[0])
-
-
-def _for_each(value: Any, layers: int) -> list[Any]:
-    """A number of each layer. Raises ``GgufError`` where there is none."""
-    found = value if isinstance(value, list) else [value] * layers
-    if len(found) != layers or any(not isinstance(each, int) for each in found):
-        raise GgufError("the file does not say how wide its layers are")
-    return found
-
-
-def _turned_part(file: GgufFile) -> float:
-    """Which part of a head the rotary positions turn: that whose frequencies are divided by 1."""
-    from scheduler.weights.gguf_source import values
-
-    factors = file.tensors.get("rope_freqs.weight")
-    return 0.25 if factors is None else float((values(factors) == 1).float().mean())
-
-
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
-    "afmoe": (_read_some_windows, _check_normed_sigmoids),
+    "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
-    "deepseek2": (_read_latents, _read_choice_of_groups, _read_further_layers),
-    "dots1": (_read_window, _check_sigmoid),
-    "ernie4_5-moe": (_read_last_expert_layer,),
+    "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
+    "dots1": (read_window, check_sigmoid),
+    "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
-    "exaone-moe": (_read_further_layers, _read_some_windows, _check_sigmoid),
-    "exaone4": (_read_some_windows,),
+    "exaone-moe": (_read_further_layers, read_some_windows, check_sigmoid),
+    "exaone4": (read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
-    "gemma3n": (_read_streams,),
-    "gemma4": (_read_two_widths,),
+    "gemma3n": (read_streams,),
+    "gemma4": (read_two_widths,),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),
@@ -334,16 +183,16 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "lfm2moe": (read_convolutions,),
     "mamba2": (read_states_alone,),
     "minicpm": (_long_factors, _read_scales),
-    "mistral": (_read_window,),
-    "mistral3": (_read_window, _read_growing_queries),
+    "mistral": (read_window,),
+    "mistral3": (read_window, _read_growing_queries),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
-    "olmo2": (_read_stretched_layers,),
+    "olmo2": (read_stretched_layers,),
     "phi3": (_long_factors,),
     "qwen35": (read_linear_attention, _read_sections),
     "qwen35moe": (read_linear_attention, _read_sections),
-    "qwen3moe": (_read_normed_choices,),
-    "qwen3vlmoe": (_read_normed_choices,),
+    "qwen3moe": (read_normed_choices,),
+    "qwen3vlmoe": (read_normed_choices,),
     "qwen3next": (read_linear_attention,),
     "stablelm": (_sequential,),
 }

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0, store, write_file
 from gguf_loaded import rewritten
-from gguf_models import metadata_of, written
+from gguf_metadata import metadata_of
+from gguf_models import written
 from loaded_kit import check_generated, load_quietly, reason
 from tiny_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer

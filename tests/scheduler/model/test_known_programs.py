@@ -15,7 +15,8 @@ import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
 from engine_kit import probed
 from gguf_kit import Q8_0
 from gguf_loaded import quiet
-from gguf_models import MODELS, written
+from gguf_models import written
+from gguf_shapes import MODELS
 from tiny_models import make_model
 from transformers import AutoModelForCausalLM
 from wide import widely

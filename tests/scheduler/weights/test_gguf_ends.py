@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from gguf_kit import F32
 from gguf_loaded import rewritten, settings
-from gguf_models import metadata_of, written
+from gguf_metadata import metadata_of
+from gguf_models import written
 
 from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_file import GgufFile

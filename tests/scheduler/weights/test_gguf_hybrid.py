@@ -9,7 +9,8 @@ import pytest
 import torch
 from gguf_kit import F32, Q8_0, Stored, store
 from gguf_loaded import logits, quiet, read, rewritten, settings
-from gguf_models import metadata_of, written
+from gguf_metadata import metadata_of
+from gguf_models import written
 from transformers import AutoModelForCausalLM
 
 from scheduler.weights.gguf_file import GgufFile

@@ -10,7 +10,9 @@ import pytest
 import torch
 from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
 from gguf_loaded import logits, quiet, read, rewritten, settings
-from gguf_models import MODELS, config_of, metadata_of, written
+from gguf_metadata import config_of, metadata_of
+from gguf_models import written
+from gguf_shapes import MODELS
 from transformers import AutoModelForCausalLM
 
 from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gguf_kit import F32, Q8_0, store, write_file
 from gguf_loaded import read, rewritten, settings
-from gguf_models import config_of, metadata_of, written
+from gguf_metadata import config_of, metadata_of
+from gguf_models import written
 
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q4_0, Q8_0
-from gguf_models import MODELS, written
+from gguf_models import written
+from gguf_shapes import MODELS
 from program_kit import compiled
 from torch import nn
 from transformers import AutoModelForCausalLM

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0
-from gguf_models import MODELS, written
+from gguf_models import written
+from gguf_shapes import MODELS
 from gpu_kit import CountingBackend
 from loaded_kit import check_generated
 from packed_models import CASES, write_case

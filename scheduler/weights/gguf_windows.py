@@ -1,0 +1,118 @@
+"""Settings of layers that differ in a sliding window, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any
+
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_source import values
+
+
+def read_window(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """A sliding window is said where there is one, and configurations have one where nothing is said."""
+    return {"sliding_window": keys.get("attention.sliding_window")}
+
+
+def read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same for layers some of which have one: every fourth has none, unless the file says which, or every which."""
+    layers, windowed = said["num_hidden_layers"], keys.get("attention.sliding_window_pattern", 4)
+    if isinstance(windowed, int):
+        windowed = [number % windowed != 0 for number in range(1, layers + 1)]
+    if len(windowed) < layers:
+        raise GgufError("the file does not say of each layer whether it has a sliding window")
+    if "attention.sliding_window" not in keys:
+        windowed = [False] * layers
+    return {"layer_types": _kinds(windowed[:layers]), **read_window(file, keys, said)}
+
+
+def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Where some layers have a sliding window, positions are stretched in the others only."""
+    if not said.get("sliding_window"):
+        return {}
+    plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 500_000.0)}
+    ropes = {"sliding_attention": plain, "full_attention": {**plain, **said.get("rope_scaling", {})}}
+    return {"rope_parameters": ropes, **read_some_windows(file, keys, said)}
+
+
+def read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window and without one have heads of their own widths, and rotary positions of their own. Those
+    without turn a part of a head only: the factors of the others' frequencies are so large that nothing is left.
+    """
+    windowed, layers = _read_windows(keys, said), said["num_hidden_layers"]
+    first = windowed.index(False)
+    heads, widths = (_for_each(keys.get(key), layers) for key in ("attention.head_count_kv", "feed_forward_length"))
+    ropes = _read_two_ropes(keys)
+    ropes["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": _turned_part(file)}
+    return {
+        "layer_types": _kinds(windowed),
+        "head_dim": keys.get("attention.key_length_swa", said["head_dim"]),
+        "global_head_dim": said["head_dim"],
+        "num_key_value_heads": heads[windowed.index(True)] if any(windowed) else heads[0],
+        "num_global_key_value_heads": heads[first],
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in file.tensors,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": max(widths) > widths[0],
+        "enable_moe_block": bool(keys.get("expert_count")),
+        "vocab_size_per_layer_input": _words_of_layers(file, said),
+        "rope_parameters": ropes,
+    }
+
+
+def read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers that keep several versions of what they compute, some of whose activations are set to 0: those that are
+    less than so many standard deviations above their mean.
+    """
+    layers, scales = said["num_hidden_layers"], keys.get("activation_sparsity_scale")
+    left = file.tensors.get("blk.0.laurel_l.weight")
+    if not isinstance(scales, list) or len(scales) != layers or left is None:
+        raise GgufError("the file does not say how sparse its layers are")
+    return {
+        "layer_types": _kinds(_read_windows(keys, said)),
+        "intermediate_size": _for_each(keys.get("feed_forward_length"), layers),
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
+        "laurel_rank": left.shape[0],
+        "vocab_size_per_layer_input": _words_of_layers(file, said),
+        "rope_parameters": _read_two_ropes(keys),
+    }
+
+
+def _read_windows(keys: Mapping[str, Any], said: dict[str, Any]) -> list[bool]:
+    """Which layers have a sliding window; not all of them."""
+    windowed = keys.get("attention.sliding_window_pattern")
+    if not isinstance(windowed, list) or len(windowed) != said["num_hidden_layers"] or all(windowed):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return windowed
+
+
+def _kinds(windowed: list[bool]) -> list[str]:
+    """What configurations call layers with a sliding window and without one."""
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
+
+
+def _read_two_ropes(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rotary positions of layers with a window and without one."""
+    bases = {"sliding": keys.get("rope.freq_base_swa", 10_000.0), "full": keys.get("rope.freq_base", 1_000_000.0)}
+    return {f"{name}_attention": {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
+
+
+def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
+    """How many words have embeddings for each layer."""
+    table = file.tensors.get("per_layer_token_embd.weight")
+    return int(said["vocab_size"] if table is None else table.shape[0])
+
+
+def _for_each(value: Any, layers: int) -> list[Any]:
+    """A number of each layer. Raises ``GgufError`` where there is none."""
+    found = value if isinstance(value, list) else [value] * layers
+    if len(found) != layers or any(not isinstance(each, int) for each in found):
+        raise GgufError("the file does not say how wide its layers are")
+    return found
+
+
+def _turned_part(file: GgufFile) -> float:
+    """Which part of a head the rotary positions turn: that whose frequencies are divided by 1."""
+    factors = file.tensors.get("rope_freqs.weight")
+    return 0.25 if factors is None else float((values(factors) == 1).float().mean())

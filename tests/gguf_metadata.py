@@ -1,0 +1,258 @@
+"""What llama.cpp's converter says of the models of ``gguf_shapes`` in the metadata of their files."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any
+
+import transformers
+from gguf_kit import byte_tokens
+from gguf_shapes import MODELS
+from tiny_models import TEMPLATE
+
+_WITHOUT_HEAD_WIDTH = (
+    "llama",
+    "internlm2",
+    "minicpm",
+    "chatglm",
+    "granite",
+    "starcoder2",
+)  # llama.cpp's converter need not write it
+HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
+IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
+
+# Keys of the metadata and the settings that they come from, the first that there is.
+_KEYS = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
+    "attention.key_length": ("head_dim",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.scale": ("attention_multiplier",),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "moe_latent_size": ("moe_latent_size",),
+    "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
+    "ssm.inner_size": ("intermediate_size",),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups"),
+    "ssm.time_step_rank": ("time_step_rank", "linear_num_value_heads"),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+}
+
+
+def config_of(label: str) -> Any:
+    """The configuration of one of ``MODELS``."""
+    kind, settings = MODELS[label]
+    return getattr(transformers, kind)(**settings)
+
+
+def metadata_of(label: str) -> dict[str, Any]:
+    """What llama.cpp's converter says of the model, and a byte-level tokenizer."""
+    architecture, config = label.partition(" ")[0], config_of(label)
+    said = {}
+    for key, names in _KEYS.items():
+        value = next((v for name in names if (v := _setting(config, name)) is not None), None)
+        if value is not None:
+            said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
+    if architecture in _WITHOUT_HEAD_WIDTH:
+        said.pop("attention.key_length", None)
+    if architecture in ("mamba", "mamba2", "lfm2", "lfm2moe"):
+        said["attention.layer_norm_rms_epsilon"] = said.pop("attention.layer_norm_epsilon", None) or config.norm_eps
+    if architecture == "falcon":
+        said["attention.head_count_kv"] = head_groups(config)
+    if architecture in ("lfm2", "lfm2moe"):
+        said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
+    if architecture == "afmoe":
+        said["expert_weights_norm"] = True
+    if architecture in ("dots1", "exaone-moe"):
+        said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
+    if architecture == "deepseek2":
+        said |= _latents(config)
+    if architecture in ("qwen3next", *IN_TURNS):
+        said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+        said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
+    if architecture == "gemma4":
+        said |= _two_widths(config)
+    if architecture == "granitehybrid":
+        said |= _mamba(config)
+    if architecture == "mamba2":
+        said["ssm.inner_size"] = config.num_heads * config.head_dim
+        said["ssm.time_step_rank"] = config.num_heads
+    if architecture == "jamba":
+        said |= {
+            "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+        }
+    if architecture == "falcon-h1":
+        said |= _widths_of_mamba(config) | {"ssm.inner_size": config.mamba_d_ssm}
+    if architecture in HYBRID:
+        said |= _single_parts(config, architecture)
+    if architecture == "nemotron_h":
+        said = {key: value for key, value in said.items() if "expert" not in key}
+    if architecture == "gpt-oss":
+        said |= _stretched(config.rope_parameters)
+    if architecture == "phi3":
+        said["attention.sliding_window"] = config.sliding_window or 0
+    if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
+        said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if label == "olmo2 windows":
+        said |= _stretched(config.rope_parameters["full_attention"])
+        said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
+    if architecture == "gemma3n":
+        said |= _streams(config)
+    if label == "mistral3":
+        said |= _stretched(config.rope_parameters)
+        said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]
+        said["attention.temperature_scale"] = config.rope_parameters["llama_4_scaling_beta"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    if "mrope_section" in rope:
+        said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
+    if "rope_theta" in rope:
+        said["rope.freq_base"] = float(rope["rope_theta"])
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if part and architecture != "gemma4":
+        said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))
+    named = {f"{architecture}.{key}": value for key, value in said.items()}
+    template = {"tokenizer.chat_template": TEMPLATE}
+    return {"general.architecture": architecture, **named, **byte_tokens(288), **template}
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Of most layers, where they differ."""
+    return vars(config)[name] if name in vars(config) else getattr(config, name, None)
+
+
+def _latents(config: Any) -> dict[str, Any]:
+    """What a converter says of keys and values that are made of latents, which it stores as those of one head."""
+    latent, turned = config.kv_lora_rank, config.qk_rope_head_dim
+    said = {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + turned,
+        "attention.value_length": latent,
+        "attention.key_length_mla": config.qk_nope_head_dim + turned,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": turned,
+    }
+    if config.q_lora_rank is not None:
+        said["attention.q_lora_rank"] = config.q_lora_rank
+    if config.norm_topk_prob:
+        said |= {"expert_weights_norm": True, "expert_gating_func": 2}
+    if config.rope_parameters["rope_type"] == "yarn":
+        said |= _stretched(config.rope_parameters)
+        said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
+    return said
+
+
+def _stretched(rope: dict[str, Any]) -> dict[str, Any]:
+    """What a converter says of rotary positions by YaRN."""
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+    }
+
+
+def _two_widths(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with heads of two widths."""
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    own = config.num_hidden_layers - config.num_kv_shared_layers
+    wide = 2 if config.use_double_wide_mlp else 1
+    full = config.per_layer_config[1]
+    few = full.num_key_value_heads
+    return {
+        "attention.sliding_window_pattern": windowed,
+        "attention.key_length": full.head_dim,
+        "attention.key_length_swa": config.per_layer_config[0].head_dim,
+        "attention.head_count_kv": [
+            config.per_layer_config[0].num_key_value_heads if each else few for each in windowed
+        ],
+        "feed_forward_length": [
+            config.intermediate_size * (1 if number < own else wide) for number in range(len(windowed))
+        ],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": config.per_layer_config[0].head_dim,
+    }
+
+
+def _mamba(config: Any) -> dict[str, Any]:
+    """What a converter says of layers of Mamba 2."""
+    return {
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "rope.scaling.finetuned": False,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        **_widths_of_mamba(config),
+    }
+
+
+def _widths_of_mamba(config: Any) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "ssm.time_step_rank": config.mamba_n_heads,
+    }
+
+
+def _single_parts(config: Any, architecture: str) -> dict[str, Any]:
+    """What a converter says of layers that are attention, a multilayer perceptron, experts, or Mamba 2."""
+    kinds = config.layers_block_type
+    routed = {} if architecture == "nemotron_h" else {"expert_weights_norm": config.norm_topk_prob}
+    return {
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [config.intermediate_size if kind in ("moe", "mlp") else 0 for kind in kinds],
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        **routed,
+    }
+
+
+def _streams(config: Any) -> dict[str, Any]:
+    """What a converter says of layers that keep several versions of what they compute."""
+    return {
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(part) if part else float("-inf") for part in config.activation_sparsity_pattern
+        ],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+
+
+def head_groups(config: Any) -> int:
+    """Groups of heads that share keys, where queries, keys and values are one matrix."""
+    if getattr(config, "new_decoder_architecture", False):
+        return int(config.num_kv_heads)
+    return 1 if getattr(config, "multi_query", False) else int(config.num_attention_heads)
