@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _MORE = {  # what some of these have besides, by torch's names for it, in the or
     "AVX2": {"avx_vnni": "-mavxvnni"},
 }
 _NEWEST = "-mavxvnni"  # unknown to GCC 10, which can do without
-_ARM_PAIRS = "-march=armv8.2-a+bf16"
+_ARM = {"dot": "dotprod", "bf16": "bf16"}  # what some ARM processors have, by torch's names for it
 _HEADERS = Path(__file__).parent / "attention" / "kernels"
 _PATIENCE = 300  # seconds that a compiler may take
 
@@ -75,9 +76,14 @@ def _instructions() -> list[str]:
     capability, features = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
     found = [_INSTRUCTIONS.get(capability, "")]
     found += [flags for feature, flags in _MORE.get(capability, {}).items() if features.get(feature)]
-    if platform.machine() in ("aarch64", "arm64") and features.get("bf16"):
-        found.append(_ARM_PAIRS)
+    if platform.machine() in ("aarch64", "arm64"):
+        found.append(arm_flags({feature for feature in _ARM if features.get(feature)}))
     return " ".join(found).split()
+
+
+def arm_flags(features: Set[str]) -> str:
+    """The compiler's flags for an ARM processor that has these of ``_ARM``."""
+    return "-march=armv8.2-a" + "".join(f"+{_ARM[name]}" for name in sorted(features)) if features else ""
 
 
 @cache

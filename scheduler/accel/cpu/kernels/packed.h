@@ -82,7 +82,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
-    int32_t zero = int8_t(type >> 8) + ((BITS == 8 || Codes::LOOKED_UP) && TOGETHER == 4 ? 128 : 0);
+    int32_t zero = int8_t(type >> 8) + Stored<BITS, 1, Codes>::SHIFT;
     const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
     for (int64_t b = 0; b < blocks; b++, w += BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
@@ -90,7 +90,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
         Rows all{x + b, blocks, sums};
         int64_t done = PLANES == 2 ? rows_in_pairs(rows) : 0;
 #if defined(WARMTURN_BYTES)
-        if constexpr (PLANES == 2)
+        if constexpr (PLANES == 2 && MULTIPLIES_PAIRS)
             for (int64_t row = 0; row < done; row += OCTET)
                 paired_block<Stored<BITS, FEW_REGISTERS ? 1 : 2, Codes>, PARTS_OF_BLOCK>(
                     x + row * blocks + b * OCTET, w, codes, of, type, zero, b == 0, sums + row);

@@ -43,7 +43,7 @@ template <class Values, int PARTS_OF_BLOCK, class Codes>
 inline void paired_block(const Quantised* x, const uint8_t* w, const Codes& codes, const Scales& of, int64_t type,
                          int32_t zero, bool first, float (*to)[COLUMNS_TOGETHER]) {
     constexpr int PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT, AT_ONCE = Values::AT_ONCE;
-    int32_t begin[PARTS_OF_BLOCK][OCTET], less_here = zero - (Values::SHIFTED ? 128 : 0);
+    int32_t begin[PARTS_OF_BLOCK][OCTET], less_here = zero - Values::SHIFT;
     for (int part = 0; part < PARTS_OF_BLOCK; part++)
         for (int r = 0; r < OCTET; r++) {
             uint32_t less = uint32_t(less_here * x[r].template sum<PARTS_OF_BLOCK>(part));

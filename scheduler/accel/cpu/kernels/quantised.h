@@ -1,8 +1,8 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
-// processors multiply bytes (VNNI), an activation is 256 * high + low of two bytes with a sign, which are multiplied with
-// the stored bytes one after the other, or, of many rows, stays whole and is multiplied as paired.h says. Elsewhere stored
-// bytes are widened to 16 bits first. With --activations int8 processors that multiply bytes have one byte (PLANES) for an
-// activation, and half the work.
+// processors multiply bytes (VNNI, ARM's dot products), an activation is 256 * high + low of two bytes with a sign, which
+// are multiplied with the stored bytes one after the other, or, of many rows and with VNNI, stays whole and is multiplied
+// as paired.h says. Elsewhere stored bytes are widened to 16 bits first. With --activations int8 processors that multiply
+// bytes have one byte (PLANES) for an activation, and half the work.
 
 #pragma once
 
@@ -18,18 +18,25 @@
 namespace {
 
 constexpr int64_t COLUMNS_TOGETHER = 64, BLOCK = 32;
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(WARMTURN_BYTES)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD) || defined(WARMTURN_BYTES)
 #define WARMTURN_BYTES
-constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
+constexpr int64_t TOGETHER = 4;  // stored bytes have no sign: values of 8 bits and of tables have 128 added
 #else
 constexpr int64_t TOGETHER = 2;
 #endif
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool SIGNED_BYTES = true;  // are what is multiplied with activations
+#else
+constexpr bool SIGNED_BYTES = false;
+#endif
+constexpr bool MULTIPLIES_PAIRS = TOGETHER == 4 && !SIGNED_BYTES;  // of 16 bits, as fast as four bytes
+constexpr int32_t ADDED = TOGETHER == 4 && !SIGNED_BYTES ? 128 : 0;  // is still there when values are multiplied
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
 constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
 static_assert(MOST_ACTIVATION + 128 <= INT16_MAX && -MOST_ACTIVATION - 128 >= INT16_MIN);
 constexpr int64_t OCTET = 8;  // rows that go through a block together in paired.h
 constexpr bool is_paired(int64_t tuple) { return tuple % 2; }
-constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
+constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4 && !SIGNED_BYTES;  // twice as many sums; ARM has 32
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vshorts __attribute__((vector_size(LANES * 4)));
@@ -119,11 +126,13 @@ struct Tuple {
     }
 };
 
-inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign and four with one
+inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign (SIGNED_BYTES: with one) and four with one
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__)
     return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
 #else
     for (int byte = 0; byte < 4; byte++) sum += ((w >> 8 * byte) & 255) * (x << 24 - 8 * byte >> 24);
     return sum;
@@ -172,7 +181,7 @@ struct Dots {
 
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
-inline bool can_pair(int64_t rows) { return TOGETHER == 4 && warmturn_activation_bytes == 2 && rows >= OCTET; }
+inline bool can_pair(int64_t rows) { return MULTIPLIES_PAIRS && warmturn_activation_bytes == 2 && rows >= OCTET; }
 
 // How many of these rows, the first ones, are multiplied in pairs. Between `prepare_packed` and their products neither
 // ways nor warmturn_activation_bytes may change.

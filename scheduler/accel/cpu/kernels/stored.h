@@ -55,10 +55,10 @@ inline vf as_floats(const uint8_t* from) {  // LANES bytes with a sign
 
 // TOGETHER * LANES bytes as they are multiplied: whole registers, or one 16-bit integer each, with a sign or without.
 #if defined(WARMTURN_BYTES)
-inline vshorts values_of(const uint8_t* from, bool) {
+inline vshorts values_of(const uint8_t* from, bool has_sign) {
     vshorts bytes;
     std::memcpy(&bytes, from, sizeof bytes);
-    return bytes;
+    return has_sign && SIGNED_BYTES ? bytes ^ 0x8080 : bytes;  // less 128
 }
 constexpr uint16_t ONES = 0x0101;  // the lowest bit of every value
 #else
@@ -85,12 +85,12 @@ struct Themselves {
     vshorts of(vshorts values) const { return values; }
 };
 
-struct LookedUp {  // in a table of 16 bytes, with a sign where TOGETHER is 2
+struct LookedUp {  // in a table of 16 bytes, which are stored with a sign where TOGETHER is 2
     static constexpr bool LOOKED_UP = true;
     alignas(64) uint8_t table[sizeof(vshorts)];
 
     explicit LookedUp(const uint8_t* from) {
-        for (size_t i = 0; i < sizeof table; i++) table[i] = from[i % 16];
+        for (size_t i = 0; i < sizeof table; i++) table[i] = from[i % 16] ^ (SIGNED_BYTES ? 128 : 0);
     }
     vshorts of(vshorts values) const {
         vshorts found;
@@ -169,8 +169,7 @@ struct Stored {
         }
         return codes.of(value);
     }
-    // Whether bytes stand for themselves less 128; `split` takes that away.
-    static constexpr bool SHIFTED = BITS == 8 || Codes::LOOKED_UP;
+    static constexpr int32_t SHIFT = BITS == 8 || Codes::LOOKED_UP ? ADDED : 0;  // of bytes; `split` takes it away
     // Of each column's tuple the first and third value, and the second and fourth, in 16 bits each.
     void split(int k, int n, vshorts& even, vshorts& odd) const {
         if constexpr (BITS == 4 && !Codes::LOOKED_UP) {
@@ -179,8 +178,7 @@ struct Stored {
             odd = k ? two >> 12 : two >> 8 & 0x000f;
         } else {
             vshorts value = get(k, n);
-            constexpr uint16_t shift = SHIFTED ? 128 : 0;
-            even = (value & 0x00ff) - shift, odd = (value >> 8) - shift;
+            even = (value & 0x00ff) - uint16_t(SHIFT), odd = (value >> 8) - uint16_t(SHIFT);
         }
     }
 };
@@ -208,7 +206,7 @@ struct PreparedBlock {
     template <int BITS, class Codes>
     const uint8_t* prepare(const uint8_t* w, const Codes& codes, int32_t zero) {
         using Values = Stored<BITS, 1, Codes>;
-        if (BITS == 8 && TOGETHER == 4) return w;
+        if (BITS == 8 && TOGETHER == 4 && !SIGNED_BYTES) return w;
         for (int64_t tuple = 0; tuple < TUPLES; tuple += Values::AT_ONCE)
             for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES)
                 for (int k = 0; k < Values::AT_ONCE; k++) {

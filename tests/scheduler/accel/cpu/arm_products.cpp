@@ -1,5 +1,6 @@
-// Products as the kernels make them, of weights and rows that standard input has, to standard output: for each case six
-// int64 (type, out, in, rows, way, bytes of the weight), the weight, rows of float32; the results, float32 [rows, out].
+// Products as the kernels make them, of weights and rows that standard input has, to standard output: for each case
+// seven int64 (type, out, in, rows, way, bytes of an input, bytes of the weight), the weight, rows of float32; the
+// results, float32 [rows, out].
 // Ends with 1 where a row is another one if it is multiplied alone.
 
 #include "program.cpp"
@@ -20,13 +21,14 @@ static std::vector<float> products(const Weight& weight, const float* x, int64_t
 }
 
 int main() {
-    int64_t head[6];
+    int64_t head[7];
     while (get(head, sizeof head)) {
-        const auto [type, out, in, rows, way, bytes] = head;
+        const auto [type, out, in, rows, way, size, bytes] = head;
         void* data = std::aligned_alloc(64, (bytes + 4096 + 63) / 64 * 64);
         std::vector<float> x(rows * in);
         if (!data || !get(data, bytes) || !get(x.data(), x.size() * sizeof(float))) return 2;
         for (int64_t& one : warmturn_chosen_ways) one = way;
+        warmturn_activation_bytes = size;
         Weight weight{data, out, in, type};
         std::vector<float> all = products(weight, x.data(), rows);
         for (int64_t row = 0; row < rows; row++) {
