@@ -14,6 +14,15 @@ _LATENT = {
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
 }
+_CHUNKS = {
+    **SHAPE,
+    **EXPERTS,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+}
 
 # By a label, whose first word is GGUF's name of the architecture.
 WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -120,6 +129,18 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 2,
             "sliding_window": 8,
             "layer_types": [*EVERY_FOURTH, "full_attention"],
+        },
+    ),
+    "llama4": ("Llama4TextConfig", _CHUNKS),
+    "llama4 dense": (
+        "Llama4TextConfig",
+        {
+            **_CHUNKS,
+            "num_local_experts": 0,
+            "interleave_moe_layer_step": 0,
+            "moe_layers": [],
+            "no_rope_layers": [1] * 4,
+            "layer_types": ["full_attention"] * 4,
         },
     ),
     "minimax-m2": ("MiniMaxM2Config", {**SHAPE, **EXPERTS, "head_dim": 16, "rope_parameters": ROPE}),

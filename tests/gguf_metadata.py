@@ -26,7 +26,7 @@ _KEYS = {
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner"),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
@@ -44,7 +44,7 @@ _KEYS = {
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "interleave_moe_layer_step": ("moe_layer_interval", "interleave_moe_layer_step"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
@@ -97,6 +97,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "llama4":
+        said["expert_feed_forward_length"] = config.intermediate_size
+    if label == "llama4 dense":
+        said["attention.sliding_window"] = 0
     if architecture == "mamba2":
         said["ssm.inner_size"] = config.num_heads * config.head_dim
         said["ssm.time_step_rank"] = config.num_heads

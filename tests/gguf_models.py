@@ -38,6 +38,7 @@ _ADDED = (
     "qwen35",
     "qwen35moe",
 )  # whose norms are stored as w + 1
+_TRANSPOSED = ("gpt-oss", "llama4")  # whose experts are stored as [out, in]
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
     ".mamba.dt_bias": "ssm_dt.bias",
@@ -205,7 +206,7 @@ def _kept(weight: torch.Tensor, kind: int) -> Stored:
 def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
     turns, bias = architecture == "gpt-oss", name.endswith("_bias")
     ending = "bias" if bias else "weight"
-    whole = weight.transpose(1, 2) if turns and not bias else weight
+    whole = weight.transpose(1, 2) if architecture in _TRANSPOSED and not bias else weight
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}

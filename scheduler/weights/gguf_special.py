@@ -25,6 +25,7 @@ from scheduler.weights.gguf_hybrid import (
 )
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
+    read_chunks,
     read_some_windows,
     read_streams,
     read_stretched_layers,
@@ -181,6 +182,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
+    "llama4": (read_chunks,),
     "mamba2": (read_states_alone,),
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),

@@ -37,6 +37,22 @@ def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": ropes, **read_some_windows(file, keys, said)}
 
 
+def read_chunks(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Of four layers three see a chunk of the text, and the fourth sees all of it, without rotary positions. Where the
+    file says a window of 0 tokens, all layers see all of it, with them. How long chunks are, how queries grow, and that
+    queries and keys are normalised except where there are 128 experts is the same for all models, and in llama.cpp.
+    """
+    whole = keys.get("attention.sliding_window") == 0
+    step = keys.get("interleave_moe_layer_step", 1) if keys.get("expert_count") else 0
+    turned = [int(whole or number % 4 != 0) for number in range(1, said["num_hidden_layers"] + 1)]
+    return {
+        "use_qk_norm": keys.get("expert_count") != 128,
+        "no_rope_layers": turned,
+        "layer_types": ["full_attention" if whole or not each else "chunked_attention" for each in turned],
+        "moe_layers": list(range(step - 1, len(turned), step)) if step else [],
+    }
+
+
 def read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers with a window and without one have heads of their own widths, and rotary positions of their own. Those
     without turn a part of a head only: the factors of the others' frequencies are so large that nothing is left.

@@ -164,3 +164,14 @@ def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
     said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
     other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
     assert settings(other).rms_norm_eps == 0.5
+
+
+def test_layers_that_see_chunks_of_the_text(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama4", Q8_0)
+    many = settings(rewritten(path, "llama4", {}, **{"llama4.expert_count": 128}))
+    assert settings(path).use_qk_norm
+    assert not many.use_qk_norm
+    assert many.layer_types == want.config.layer_types == [*["chunked_attention"] * 3, "full_attention"]
+    whole = settings(rewritten(path, "llama4", {}, **{"llama4.attention.sliding_window": 0}))
+    assert (whole.layer_types, whole.no_rope_layers) == (["full_attention"] * 4, [1] * 4)
+    assert whole.moe_layers == want.config.moe_layers == [1, 3]
