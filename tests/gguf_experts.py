@@ -143,5 +143,6 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention"] * 4,
         },
     ),
+    "phimoe": ("PhimoeConfig", {**SHAPE, **EXPERTS, "attention_bias": True, "lm_head_bias": True}),
     "minimax-m2": ("MiniMaxM2Config", {**SHAPE, **EXPERTS, "head_dim": 16, "rope_parameters": ROPE}),
 }

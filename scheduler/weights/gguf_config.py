@@ -72,6 +72,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "phi2": "phi",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text

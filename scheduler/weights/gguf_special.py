@@ -35,6 +35,8 @@ from scheduler.weights.gguf_windows import (
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 
+_PHIMOE_SCALE = 1.243163121016122  # of cosines and sines
+
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
@@ -148,6 +150,17 @@ def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"rope_scaling": scaling, "original_max_position_embeddings": before}
 
 
+def _read_multiplied_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same, and what the rotary positions are multiplied by: the file does not say it, and it is the same for all
+    models. The head has a bias if the file has one.
+    """
+    found = _long_factors(file, keys, said)
+    if found:
+        scaling = {"short_mscale": _PHIMOE_SCALE, "long_mscale": _PHIMOE_SCALE}
+        found = {**found, "rope_scaling": {**found["rope_scaling"], **scaling}}
+    return {**found, "lm_head_bias": "output.bias" in file.tensors}
+
+
 def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
@@ -191,6 +204,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),
     "phi3": (_long_factors,),
+    "phimoe": (_read_multiplied_factors,),
     "qwen35": (read_linear_attention, _read_sections),
     "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (read_normed_choices,),

@@ -273,6 +273,7 @@ _PACKED = [
     "nemotron_h_moe latent",
     "hunyuan-moe",
     "dots1",
+    "phimoe",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q8_0, store, write_file
-from gguf_loaded import read, rewritten, settings
+from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_metadata import config_of, metadata_of
 from gguf_models import written
 
@@ -175,3 +175,31 @@ def test_layers_that_see_chunks_of_the_text(tmp_path: Path) -> None:
     whole = settings(rewritten(path, "llama4", {}, **{"llama4.attention.sliding_window": 0}))
     assert (whole.layer_types, whole.no_rope_layers) == (["full_attention"] * 4, [1] * 4)
     assert whole.moe_layers == want.config.moe_layers == [1, 3]
+
+
+@quiet
+def test_rotary_positions_of_long_contexts_that_are_multiplied(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "phimoe", Q8_0)
+    assert settings(path).rope_parameters == {"rope_type": "default", "rope_theta": 1_000_000.0}
+    factors = {
+        f"rope_factors_{name}.weight": store(torch.full((8,), by)) for name, by in (("short", 1.5), ("long", 3.0))
+    }
+    said = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    got = read(rewritten(path, "phimoe", {**factors}, **{f"phimoe.{key}": value for key, value in said.items()}))
+    config = want.config.to_dict() | {"original_max_position_embeddings": 32}
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1_000_000.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.5] * 8,
+        "long_factor": [3.0] * 8,
+        "short_mscale": 1.243163121016122,
+        "long_mscale": 1.243163121016122,
+    }
+    longer = type(want)(type(want.config)(**config)).eval()
+    longer.load_state_dict(want.state_dict())
+    torch.testing.assert_close(logits(got), logits(longer), rtol=1e-4, atol=1e-4)
+    assert (logits(got) - logits(want)).abs().max() > 1e-2
+    without = rewritten(path, "phimoe", {"output.bias": None})
+    assert settings(path).lm_head_bias
+    assert not settings(without).lm_head_bias
