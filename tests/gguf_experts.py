@@ -23,6 +23,20 @@ _CHUNKS = {
     "intermediate_size_mlp": 96,
     "interleave_moe_layer_step": 2,
 }
+_AVERAGED = {
+    **TIED,
+    **FEW,
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "prefix_dense_intermediate_size": 96,
+    "num_shared_experts": 2,
+    "logit_scale": 0.2,
+    "sliding_window": 8,
+    "expert_selection_fn": "sigmoid",
+    "mlp_layer_types": ["dense", *["sparse"] * 4],
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+}
 
 # By a label, whose first word is GGUF's name of the architecture.
 WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -102,6 +116,18 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_num_shared_experts": 2,
             "moe_intermediate_size": 32,
             "moe_layer_start_index": 1,
+        },
+    ),
+    "cohere2moe": ("Cohere2MoeConfig", _AVERAGED),
+    "cohere2moe softmax": (
+        "Cohere2MoeConfig",
+        {
+            **_AVERAGED,
+            "mlp_layer_types": ["sparse"] * 5,
+            "prefix_dense_intermediate_size": 32,
+            "num_shared_experts": 0,
+            "expert_selection_fn": "softmax",
+            "rms_norm_eps": 1e-4,
         },
     ),
     "dots1": (

@@ -18,6 +18,7 @@ _WITHOUT_HEAD_WIDTH = (
     "granite",
     "starcoder2",
 )  # llama.cpp's converter need not write it
+_LISTED = ("cohere2moe", "exaone-moe")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
@@ -26,7 +27,13 @@ _KEYS = {
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner"),
+    "feed_forward_length": (
+        "intermediate_size_mlp",
+        "prefix_dense_intermediate_size",
+        "intermediate_size",
+        "ffn_hidden_size",
+        "n_inner",
+    ),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
@@ -88,6 +95,12 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["expert_weights_norm"] = True
     if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
+    if architecture == "cohere2moe":
+        said |= {
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_gating_func": 1 if config.expert_selection_fn == "softmax" else 2,
+        }
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *IN_TURNS):
@@ -122,7 +135,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
-    if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
+    if label in ("olmo2 windows", "exaone4 windows") or architecture in _LISTED:
         said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if label == "olmo2 windows":
         said |= _stretched(config.rope_parameters["full_attention"])

@@ -9,6 +9,7 @@ from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
+_SCORES = {1: "softmax", _SIGMOID: "sigmoid"}
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -17,6 +18,24 @@ def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
     if said is not None:
         return bool(said == _SIGMOID)
     return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+
+
+def read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The last layers may be for predicting further tokens, which are not run."""
+    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
+
+
+def read_which_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have experts, as their tensors show."""
+    routed = [f"blk.{number}.ffn_gate_inp.weight" in file.tensors for number in range(said["num_hidden_layers"])]
+    return {"mlp_layer_types": ["sparse" if each else "dense" for each in routed]}
+
+
+def read_named_scores(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What scores of experts are, which llama.cpp and transformers' model take for something else if it is not said."""
+    if (named := _SCORES.get(keys.get("expert_gating_func"))) is None:
+        raise GgufError("the file does not say what the scores of its experts are, or they are none of its model")
+    return {"expert_selection_fn": named}
 
 
 def read_last_expert_layer(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,11 @@ from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
     read_choice_of_groups,
+    read_further_layers,
     read_last_expert_layer,
+    read_named_scores,
     read_normed_choices,
+    read_which_experts,
 )
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
@@ -30,6 +33,7 @@ from scheduler.weights.gguf_windows import (
     read_streams,
     read_stretched_layers,
     read_two_widths,
+    read_which_windows,
     read_window,
 )
 
@@ -69,11 +73,6 @@ def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
         "residual_multiplier": keys.get("residual_scale", 1.4 / said["num_hidden_layers"] ** 0.5),
         "logits_scaling": keys.get("logit_scale", said["hidden_size"] / 256),
     }
-
-
-def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The last layers may be for predicting further tokens, which are not run."""
-    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
 
 
 def _read_exact_stretching(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +176,12 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
-    "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
+    "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
+    "deepseek2": (_read_latents, read_choice_of_groups, read_further_layers),
     "dots1": (read_window, check_sigmoid),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
-    "exaone-moe": (_read_further_layers, read_some_windows, check_sigmoid),
+    "exaone-moe": (read_further_layers, read_some_windows, check_sigmoid),
     "exaone4": (read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),
@@ -189,7 +189,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
-    "glm4moe": (_read_further_layers,),
+    "glm4moe": (read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),
     "jamba": (read_periods,),

@@ -28,6 +28,13 @@ def read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     return {"layer_types": _kinds(windowed[:layers]), **read_window(file, keys, said)}
 
 
+def read_which_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same where a file says which of its layers have one: they are at other places in some models."""
+    if not isinstance(keys.get("attention.sliding_window_pattern"), list) and keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return read_some_windows(file, keys, said)
+
+
 def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Where some layers have a sliding window, positions are stretched in the others only."""
     if not said.get("sliding_window"):

@@ -43,6 +43,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("exaone-moe", Q8_0),
         ("chatglm", Q8_0),
         ("phi2", Q8_0),
+        ("cohere2moe", Q4_0),
         ("exaone", Q4_0),
         ("phimoe", Q4_0),
         ("llama4", Q8_0),

@@ -274,6 +274,7 @@ _PACKED = [
     "hunyuan-moe",
     "dots1",
     "phimoe",
+    "cohere2moe",
 ]
 
 

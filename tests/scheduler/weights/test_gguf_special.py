@@ -203,3 +203,16 @@ def test_rotary_positions_of_long_contexts_that_are_multiplied(tmp_path: Path) -
     without = rewritten(path, "phimoe", {"output.bias": None})
     assert settings(path).lm_head_bias
     assert not settings(without).lm_head_bias
+
+
+def test_scores_of_experts_and_windows_that_are_not_said(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "cohere2moe", Q8_0)
+    for key, told in (
+        ("expert_gating_func", "what the scores of its experts are"),
+        ("attention.sliding_window_pattern", "which of its layers have a sliding window"),
+    ):
+        other = rewritten(path, "cohere2moe", {}, **{f"cohere2moe.{key}": None})
+        with pytest.raises(GgufError, match=told):
+            settings(other)
+    whole = rewritten(path, "cohere2moe", {}, **{"cohere2moe.attention.sliding_window": None})
+    assert settings(whole).layer_types == ["full_attention"] * 5
