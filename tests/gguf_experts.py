@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, EXPERTS, FEW, ROPE, ROUTED, SCALES, SHAPE, TIED, TWO_WIDTHS, UNNORMED, YARN
+from gguf_widths import (
+    EVERY_FOURTH,
+    EXPERTS,
+    FEW,
+    LONGER,
+    ROPE,
+    ROUTED,
+    SCALES,
+    SHAPE,
+    TIED,
+    TWO_WIDTHS,
+    UNNORMED,
+    YARN,
+)
 
 _LATENT = {
     "num_key_value_heads": 4,
@@ -36,6 +49,24 @@ _AVERAGED = {
     "expert_selection_fn": "sigmoid",
     "mlp_layer_types": ["dense", *["sparse"] * 4],
     "layer_types": ["full_attention", *EVERY_FOURTH],
+}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_GATED = {
+    **SHAPE,
+    **FEW,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_attention_heads_per_layer": [4, 6, 6, 6, 4],
+    "head_dim": 32,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "moe_routed_scaling_factor": 1.5,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+    "rope_parameters": {
+        "full_attention": {**LONGER, "partial_rotary_factor": 0.5},
+        "sliding_attention": {**_PLAIN, "partial_rotary_factor": 1.0},
+    },
 }
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -157,6 +188,30 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*EVERY_FOURTH, "full_attention"],
         },
     ),
+    "hy_v3": (
+        "HYV3Config",
+        {
+            **SHAPE,
+            **FEW,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.5,
+        },
+    ),
+    "laguna": ("LagunaConfig", _GATED),
+    "laguna whole": (
+        "LagunaConfig",
+        {
+            **_GATED,
+            "gating": "per-element",
+            "num_attention_heads_per_layer": [6] * 5,
+            "mlp_layer_types": [*["dense"] * 3, *["sparse"] * 2],
+            "sliding_window": 512,
+            "layer_types": ["full_attention"] * 5,
+        },
+    ),
     "llama4": ("Llama4TextConfig", _CHUNKS),
     "llama4 dense": (
         "Llama4TextConfig",
@@ -167,6 +222,19 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layers": [],
             "no_rope_layers": [1] * 4,
             "layer_types": ["full_attention"] * 4,
+        },
+    ),
+    "mellum": (
+        "MellumConfig",
+        {
+            **SHAPE,
+            **FEW,
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", *EVERY_FOURTH],
+            "rope_parameters": {"full_attention": LONGER, "sliding_attention": {**_PLAIN, "rope_theta": 5000.0}},
         },
     ),
     "phimoe": ("PhimoeConfig", {**SHAPE, **EXPERTS, "attention_bias": True, "lm_head_bias": True}),

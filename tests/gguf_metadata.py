@@ -18,7 +18,7 @@ _WITHOUT_HEAD_WIDTH = (
     "granite",
     "starcoder2",
 )  # llama.cpp's converter need not write it
-_LISTED = ("cohere2moe", "exaone-moe")  # which of their layers have a window
+_LISTED = ("cohere2moe", "exaone-moe", "mellum")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
@@ -49,7 +49,12 @@ _KEYS = {
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "router_scaling_factor",
+        "moe_routed_scaling_factor",
+    ),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval", "interleave_moe_layer_step"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
@@ -91,8 +96,16 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = head_groups(config)
     if architecture in ("lfm2", "lfm2moe"):
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
-    if architecture == "afmoe":
+    if architecture in ("afmoe", "hy_v3", "laguna"):
         said["expert_weights_norm"] = True
+    if architecture == "hy_v3":
+        said["expert_shared_feed_forward_length"] = said.pop("expert_shared_count") * config.moe_intermediate_size
+    if architecture in ("laguna", "mellum"):
+        said |= _ropes_of_layers(config)
+    if architecture == "laguna":
+        said["attention.head_count"] = config.num_attention_heads_per_layer
+    if label == "laguna whole":
+        del said["attention.sliding_window"]
     if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture == "cohere2moe":
@@ -196,6 +209,17 @@ def _stretched(rope: dict[str, Any]) -> dict[str, Any]:
         "rope.scaling.yarn_beta_fast": rope["beta_fast"],
         "rope.scaling.yarn_beta_slow": rope["beta_slow"],
     }
+
+
+def _ropes_of_layers(config: Any) -> dict[str, Any]:
+    """What a converter says of rotary positions that are stretched in layers without a window."""
+    ropes = config.rope_parameters
+    said = _stretched(ropes["full_attention"])
+    said["rope.scaling.yarn_attn_factor"] = ropes["full_attention"]["attention_factor"]
+    said["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
+    if "partial_rotary_factor" in ropes["sliding_attention"]:
+        said["rope.dimension_count_swa"] = int(config.head_dim * ropes["sliding_attention"]["partial_rotary_factor"])
+    return said
 
 
 def _two_widths(config: Any) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
         return {f"blk.{_number(name)}.{leaf}": store(weight)}
     if name.endswith((".router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
-        leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
+        bias = "exp_probs_b" if architecture == "hy_v3" else "exp_probs_b.bias"
+        leaf = "ffn_gate_inp.weight" if name.endswith("weight") else bias
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)

@@ -53,14 +53,17 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "hy_v3": "hy_v3",
     "internlm2": "llama",
     "jamba": "jamba",
+    "laguna": "laguna",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",
     "llama": "llama",
     "llama4": "llama4_text",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "mellum": "mellum",
     "minicpm": "granite",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
@@ -136,7 +139,12 @@ _KEYS = {
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval", "interleave_moe_layer_step"),
     "expert_weights_norm": ("norm_topk_prob",),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "router_scaling_factor",
+        "moe_routed_scaling_factor",
+    ),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
@@ -151,6 +159,7 @@ _SHOWN = {
     "attention_out_bias": "attn_output.bias",
     "use_qk_norm": "attn_q_norm.weight",
 }
+_OF_ROPES = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -222,7 +231,7 @@ def _derive(file: GgufFile) -> Any:
     for special in SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
     if "rope_parameters" in said:  # these are complete
-        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
+        said = {name: value for name, value in said.items() if name not in _OF_ROPES}
     if keys.get("attention.sliding_window") and not said.get("sliding_window"):
         raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
     return CONFIG_MAPPING[kind](**said)

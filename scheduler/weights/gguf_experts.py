@@ -9,7 +9,7 @@ from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
-_SCORES = {1: "softmax", _SIGMOID: "sigmoid"}
+_SCORES: dict[Any, str] = {1: "softmax", _SIGMOID: "sigmoid"}
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -29,6 +29,14 @@ def read_which_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, 
     """Which layers have experts, as their tensors show."""
     routed = [f"blk.{number}.ffn_gate_inp.weight" in file.tensors for number in range(said["num_hidden_layers"])]
     return {"mlp_layer_types": ["sparse" if each else "dense" for each in routed]}
+
+
+def read_shared_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many experts all tokens have: as many as are together so wide."""
+    width, shared = keys.get("expert_feed_forward_length"), keys.get("expert_shared_feed_forward_length")
+    if not width or not shared or shared % width:
+        raise GgufError("the file does not say how many experts all tokens have")
+    return {"num_shared_experts": shared // width}
 
 
 def read_named_scores(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -73,11 +81,7 @@ def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
 
 
 def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
-    other scores of experts than normalised sigmoids.
-    """
+    """Nothing: transformers' model has no other scores of experts, and of the chosen ones they are normalised."""
     if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
         raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
-    if not keys.get("attention.sliding_window"):
-        raise GgufError("the file does not say which of its layers have a sliding window")
-    return {"mup_enabled": True}
+    return {}

@@ -48,6 +48,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
     ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
     ("self_attn.gate_proj", ("attn_gate",)),
+    ("self_attn.g_proj", ("attn_gate",)),
     ("self_attn.o_proj", ("attn_output",)),
     ("self_attn.out_proj", ("attn_output",)),
     ("self_attn.dense", ("attn_output",)),
@@ -179,7 +180,7 @@ _OTHERS = {
     "experts.down_proj": ("ffn_down_exps.weight",),
     "experts.gate_up_proj_bias": ("ffn_gate_exps.bias ffn_up_exps.bias",),
     "experts.down_proj_bias": ("ffn_down_exps.bias",),
-    "e_score_correction_bias": ("exp_probs_b.bias",),
+    "e_score_correction_bias": ("exp_probs_b.bias", "exp_probs_b"),
     "mlp.expert_bias": ("exp_probs_b.bias",),
     "feed_forward.expert_bias": ("exp_probs_b.bias",),
     "router.scale": ("ffn_gate_inp.scale",),

@@ -13,6 +13,7 @@ from scheduler.weights.gguf_experts import (
     read_last_expert_layer,
     read_named_scores,
     read_normed_choices,
+    read_shared_experts,
     read_which_experts,
 )
 from scheduler.weights.gguf_file import GgufFile, largest
@@ -29,6 +30,8 @@ from scheduler.weights.gguf_hybrid import (
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
     read_chunks,
+    read_gated_heads,
+    read_ropes_of_layers,
     read_some_windows,
     read_streams,
     read_stretched_layers,
@@ -48,6 +51,13 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
         return {"query_pre_attn_scalar": said["hidden_size"] // said["num_attention_heads"]}
     return {"query_pre_attn_scalar": said["head_dim"]}
+
+
+def _read_scaled_embeddings(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """That embeddings are multiplied by the root of their width: llama.cpp knows no others."""
+    if not keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return {"mup_enabled": True}
 
 
 def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +183,7 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
-    "afmoe": (read_some_windows, check_normed_sigmoids),
+    "afmoe": (read_some_windows, check_normed_sigmoids, _read_scaled_embeddings),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
@@ -192,11 +202,14 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "glm4moe": (read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),
+    "hy_v3": (read_further_layers, check_normed_sigmoids, read_which_experts, read_shared_experts),
     "jamba": (read_periods,),
+    "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
     "llama4": (read_chunks,),
     "mamba2": (read_states_alone,),
+    "mellum": (read_which_windows, read_ropes_of_layers, read_normed_choices, read_which_experts),
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),

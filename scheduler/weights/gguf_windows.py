@@ -44,6 +44,33 @@ def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": ropes, **read_some_windows(file, keys, said)}
 
 
+def read_ropes_of_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a sliding window have rotary positions of their own, which are not stretched."""
+    ropes, head = _read_two_ropes(keys), keys["attention.key_length"]
+    ropes["full_attention"] |= said.get("rope_scaling", {})
+    for name, key in (("full", "rope.dimension_count"), ("sliding", "rope.dimension_count_swa")):
+        if key in keys:
+            ropes[f"{name}_attention"]["partial_rotary_factor"] = keys[key] / head
+    return {"rope_parameters": ropes}
+
+
+def read_gated_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with heads of their own number, and gates of heads or of each number of them. Of four layers the first has
+    no sliding window, unless the file says which: llama.cpp knows no others. Scores of experts are as they are.
+    """
+    layers = said["num_hidden_layers"]
+    heads = _for_each(keys.get("attention.head_count"), layers, "how many heads its layers have")
+    gate = file.tensors.get("blk.0.attn_gate.weight")
+    if gate is None:
+        raise GgufError("the file has no gates of its attention")
+    first = {"attention.sliding_window_pattern": [number % 4 != 0 for number in range(layers)]}
+    return {
+        "num_attention_heads_per_layer": heads,
+        "layer_types": read_some_windows(file, {**first, **keys}, said)["layer_types"],
+        "gating": True if gate.shape[0] == heads[0] else "per-element",
+    }
+
+
 def read_chunks(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Of four layers three see a chunk of the text, and the fourth sees all of it, without rotary positions. Where the
     file says a window of 0 tokens, all layers see all of it, with them. How long chunks are, how queries grow, and that
@@ -127,11 +154,11 @@ def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
     return int(said["vocab_size"] if table is None else table.shape[0])
 
 
-def _for_each(value: Any, layers: int) -> list[Any]:
+def _for_each(value: Any, layers: int, what: str = "how wide its layers are") -> list[Any]:
     """A number of each layer. Raises ``GgufError`` where there is none."""
     found = value if isinstance(value, list) else [value] * layers
     if len(found) != layers or any(not isinstance(each, int) for each in found):
-        raise GgufError("the file does not say how wide its layers are")
+        raise GgufError(f"the file does not say {what}")
     return found
 
 

@@ -275,6 +275,10 @@ _PACKED = [
     "dots1",
     "phimoe",
     "cohere2moe",
+    "mellum",
+    "hy_v3",
+    "laguna",
+    "laguna whole",
 ]
 
 

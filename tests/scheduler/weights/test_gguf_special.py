@@ -105,6 +105,12 @@ def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
         other = rewritten(path, "afmoe", {}, **{f"afmoe.{key}": wrong})
         with pytest.raises(GgufError, match=told):
             settings(other)
+    for label in ("hy_v3", "laguna"):
+        path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+        for key in ("expert_gating_func", "expert_weights_norm"):
+            other = rewritten(path, label, {}, **{f"{label}.{key}": False})
+            with pytest.raises(GgufError, match="no normalised sigmoids"):
+                settings(other)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
@@ -216,3 +222,31 @@ def test_scores_of_experts_and_windows_that_are_not_said(tmp_path: Path) -> None
             settings(other)
     whole = rewritten(path, "cohere2moe", {}, **{"cohere2moe.attention.sliding_window": None})
     assert settings(whole).layer_types == ["full_attention"] * 5
+
+
+def test_experts_of_all_tokens_that_are_no_whole_number(tmp_path: Path) -> None:
+    """A last layer is for predicting further tokens."""
+    path, _ = written(tmp_path / "x.gguf", "hy_v3", Q8_0)
+    key = "hy_v3.expert_shared_feed_forward_length"
+    for wrong in (None, 40):
+        other = rewritten(path, "hy_v3", {}, **{key: wrong})
+        with pytest.raises(GgufError, match="how many experts all tokens have"):
+            settings(other)
+    further = settings(rewritten(path, "hy_v3", {}, **{"hy_v3.block_count": 4, "hy_v3.nextn_predict_layers": 1}))
+    assert (further.num_hidden_layers, further.mlp_layer_types) == (3, ["dense", "sparse", "sparse"])
+
+
+def test_layers_with_gated_heads_of_their_own_number(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "laguna", Q8_0)
+    turns = [number % 2 == 0 for number in range(5)]
+    other = rewritten(path, "laguna", {}, **{"laguna.attention.sliding_window_pattern": turns})
+    assert settings(path).layer_types == want.config.layer_types
+    assert [kind == "sliding_attention" for kind in settings(other).layer_types] == turns
+    even = rewritten(path, "laguna", {}, **{"laguna.attention.head_count": 6})
+    assert settings(even).num_attention_heads_per_layer == [6] * 5
+    ungated = rewritten(path, "laguna", {"blk.0.attn_gate.weight": None})
+    with pytest.raises(GgufError, match="no gates of its attention"):
+        settings(ungated)
+    short = rewritten(path, "laguna", {}, **{"laguna.attention.head_count": [6] * 4})
+    with pytest.raises(GgufError, match="how many heads its layers have"):
+        settings(short)
