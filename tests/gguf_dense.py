@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, TIED, TWO_WIDTHS, YARN
+from gguf_widths import EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS, YARN
 
 _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -53,6 +53,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2Config", SHAPE),
     "stablelm": ("StableLmConfig", {**SHAPE, "use_qkv_bias": True}),
     "granite": ("GraniteConfig", {**SHAPE, **SCALES, "logits_scaling": 2.0}),
+    "granite_swa": ("GraniteSWAConfig", {**SHAPE, **SCALES, **SINKS}),
     "olmo2": ("Olmo2Config", SHAPE),
     "olmo2 windows": (
         "Olmo3Config",

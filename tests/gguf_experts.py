@@ -13,6 +13,7 @@ from gguf_widths import (
     ROUTED,
     SCALES,
     SHAPE,
+    SINKS,
     TIED,
     TWO_WIDTHS,
     UNNORMED,
@@ -99,6 +100,14 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granitemoe": ("GraniteMoeConfig", {**SHAPE, **SCALES, **EXPERTS}),
+    "granitemoe shared": (
+        "GraniteMoeSharedConfig",
+        {**SHAPE, **SCALES, **EXPERTS, "shared_intermediate_size": 64},
+    ),
+    "granite_swa experts": (
+        "GraniteMoeSWAConfig",
+        {**SHAPE, **SCALES, **SINKS, **EXPERTS, "intermediate_size": 32, "shared_intermediate_size": 64},
+    ),
     "olmoe": ("OlmoeConfig", {**SHAPE, **FEW}),
     "glm4moe": (
         "Glm4MoeConfig",
@@ -111,6 +120,19 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "first_k_dense_replace": 1,
             "rope_parameters": ROPE,
+        },
+    ),
+    "glm4moe whole": (
+        "Glm4MoeConfig",
+        {
+            **SHAPE,
+            **ROUTED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 10944,
+            "first_k_dense_replace": 0,
+            "head_dim": 32,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
         },
     ),
     "deepseek2": (

@@ -16,9 +16,10 @@ _WITHOUT_HEAD_WIDTH = (
     "minicpm",
     "chatglm",
     "granite",
+    "granite_swa",
     "starcoder2",
 )  # llama.cpp's converter need not write it
-_LISTED = ("cohere2moe", "exaone-moe", "mellum")  # which of their layers have a window
+_LISTED = ("cohere2moe", "exaone-moe", "granite_swa", "mellum")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
@@ -61,7 +62,11 @@ _KEYS = {
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
     "moe_latent_size": ("moe_latent_size",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
@@ -121,6 +126,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if label == "glm4moe whole":
+        del said["feed_forward_length"], said["leading_dense_block_count"]
+    if architecture == "granite_swa":
+        said["attention.rope_pattern"] = [bool(base) for base in config.layer_rope_theta]
     if architecture == "granitehybrid":
         said |= _mamba(config)
     if architecture == "llama4":

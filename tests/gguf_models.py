@@ -20,6 +20,7 @@ _PERMUTED = (
     "llama",
     "arcee",
     "granite",
+    "granite_swa",
     "granitehybrid",
     "granitemoe",
     "internlm2",
@@ -114,7 +115,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
     if "shared_mlp" in name and "_linear" in name:
-        return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
+        return _shared(architecture, model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
@@ -166,11 +167,15 @@ def _in_turns(config: Any, name: str, weight: torch.Tensor, kind: int) -> Stored
     return (store(weight.squeeze(1)) if "conv1d" in name else _kept(weight, kind)).rows(order)
 
 
-def _shared(config: Any, layer: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+def _shared(
+    architecture: str, config: Any, layer: str, name: str, weight: torch.Tensor, kind: int
+) -> dict[str, Stored]:
     """The multilayer perceptron that all layers have, beside experts or alone."""
     beside = "_shexp" if config.num_local_experts else ""
     if "output" in name:
         return {f"{layer}.ffn_down{beside}.weight": _kept(weight, kind)}
+    if architecture == "granite_swa":
+        return {f"{layer}.ffn_up{beside}.weight": _kept(weight, kind)}
     gate, up = weight.chunk(2)
     return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
 
@@ -211,7 +216,7 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
-    if architecture == "gemma4":
+    if architecture in ("gemma4", "granite_swa"):
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
     if architecture == "nemotron_h_moe":
         return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}

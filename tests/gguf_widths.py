@@ -55,3 +55,10 @@ TWO_WIDTHS = {
     "vocab_size_per_layer_input": 288,
 }
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
+SINKS = {
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+    "layer_rope_theta": [0, 10000.0, 10000.0, 0, 10000.0],
+    "logits_scaling": 2.0,
+}

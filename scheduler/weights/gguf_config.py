@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "granite": "granite",
+    "granite_swa": "granite_swa",
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
@@ -92,7 +93,8 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
-_EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
+_EXPERTS = {"granite_swa": "granitemoe_swa", "llama": "mixtral"}  # the same architecture with experts
+_SHARED = {"granitemoe": "granitemoeshared"}  # the same architecture with an expert that all tokens have
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
 _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
@@ -131,7 +133,11 @@ _KEYS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
     "moe_latent_size": ("moe_latent_size",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -218,6 +224,8 @@ def _derive(file: GgufFile) -> Any:
     kind = ARCHITECTURES[architecture]
     if keys.get("expert_count"):
         kind = _EXPERTS.get(architecture, kind)
+    if keys.get("expert_shared_feed_forward_length"):
+        kind = _SHARED.get(architecture, kind)
     if chooses_by_sigmoid(file, keys):
         kind = _BY_SIGMOID.get(architecture, kind)
     if keys.get("attention.sliding_window"):

@@ -31,6 +31,11 @@ def read_which_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, 
     return {"mlp_layer_types": ["sparse" if each else "dense" for each in routed]}
 
 
+def read_dense_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many first layers have no experts, of which some models have none, whose files do not say it."""
+    return {"first_k_dense_replace": read_which_experts(file, keys, said)["mlp_layer_types"].count("dense")}
+
+
 def read_shared_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """How many experts all tokens have: as many as are together so wide."""
     width, shared = keys.get("expert_feed_forward_length"), keys.get("expert_shared_feed_forward_length")

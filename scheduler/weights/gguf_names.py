@@ -103,7 +103,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.shared_mlp.gate_proj", ("ffn_gate_shexp",)),
     ("mlp.shared_mlp.up_proj", ("ffn_up_shexp",)),
     ("mlp.shared_mlp.down_proj", ("ffn_down_shexp",)),
-    ("shared_mlp.input_linear", ("ffn_gate_shexp ffn_up_shexp", "ffn_gate ffn_up")),
+    ("shared_mlp.input_linear", ("ffn_gate_shexp ffn_up_shexp", "ffn_gate ffn_up", "ffn_up_shexp")),
     ("shared_mlp.output_linear", ("ffn_down_shexp", "ffn_down")),
     ("conv.in_proj", ("shortconv.in_proj",)),
     ("conv.out_proj", ("shortconv.out_proj",)),

@@ -9,6 +9,7 @@ from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
     read_choice_of_groups,
+    read_dense_layers,
     read_further_layers,
     read_last_expert_layer,
     read_named_scores,
@@ -132,6 +133,16 @@ def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": {**said["rope_scaling"], **more}}
 
 
+def _read_turned_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have rotary positions, all of one base: files have no others."""
+    turned, base = keys.get("attention.rope_pattern"), keys.get("rope.freq_base", 10_000.0)
+    if not isinstance(turned, list) or len(turned) != said["num_hidden_layers"]:
+        raise GgufError(
+            "the file does not say which of its layers have rotary positions: put the model's config.json beside it"
+        )
+    return {"layer_rope_theta": [base if each else 0 for each in turned]}
+
+
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
@@ -199,8 +210,9 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
-    "glm4moe": (read_further_layers,),
+    "glm4moe": (read_further_layers, read_dense_layers),
     "gpt-oss": (_read_exact_stretching,),
+    "granite_swa": (read_which_windows, _read_turned_layers),
     "granitehybrid": (read_mamba,),
     "hy_v3": (read_further_layers, check_normed_sigmoids, read_which_experts, read_shared_experts),
     "jamba": (read_periods,),

@@ -279,6 +279,10 @@ _PACKED = [
     "hy_v3",
     "laguna",
     "laguna whole",
+    "granite_swa",
+    "granite_swa experts",
+    "granitemoe shared",
+    "glm4moe whole",
 ]
 
 

@@ -250,3 +250,11 @@ def test_layers_with_gated_heads_of_their_own_number(tmp_path: Path) -> None:
     short = rewritten(path, "laguna", {}, **{"laguna.attention.head_count": [6] * 4})
     with pytest.raises(GgufError, match="how many heads its layers have"):
         settings(short)
+
+
+def test_which_layers_have_rotary_positions(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "granite_swa", Q8_0)
+    for wrong in (None, [True] * 4, True):
+        other = rewritten(path, "granite_swa", {}, **{"granite_swa.attention.rope_pattern": wrong})
+        with pytest.raises(GgufError, match="which of its layers have rotary positions"):
+            settings(other)
