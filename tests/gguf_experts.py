@@ -9,6 +9,7 @@ from gguf_widths import (
     EXPERTS,
     FEW,
     LONGER,
+    OLD,
     ROPE,
     ROUTED,
     SCALES,
@@ -181,6 +182,20 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_shared_experts": 0,
             "expert_selection_fn": "softmax",
             "rms_norm_eps": 1e-4,
+        },
+    ),
+    "dbrx": (
+        "DbrxConfig",
+        {
+            **OLD,
+            "pad_token_id": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "d_model": 64,
+            "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 5000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+            "rope_parameters": {**_PLAIN, "rope_theta": 5000.0},
         },
     ),
     "dots1": (

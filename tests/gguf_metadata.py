@@ -119,6 +119,8 @@ def metadata_of(label: str) -> dict[str, Any]:
             "expert_weights_norm": config.norm_topk_prob,
             "expert_gating_func": 1 if config.expert_selection_fn == "softmax" else 2,
         }
+    if architecture == "dbrx":
+        said |= _nested_parts(config)
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *IN_TURNS):
@@ -185,6 +187,18 @@ def metadata_of(label: str) -> dict[str, Any]:
 def _setting(config: Any, name: str) -> Any:
     """Of most layers, where they differ."""
     return vars(config)[name] if name in vars(config) else getattr(config, name, None)
+
+
+def _nested_parts(config: Any) -> dict[str, Any]:
+    """What a converter says of settings of attention and of experts."""
+    return {
+        "attention.clamp_kqv": config.attn_config.clip_qkv,
+        "attention.head_count_kv": config.attn_config.kv_n_heads,
+        "attention.layer_norm_epsilon": 1e-5,
+        "feed_forward_length": config.ffn_config.ffn_hidden_size,
+        "expert_count": config.ffn_config.moe_num_experts,
+        "expert_used_count": config.ffn_config.moe_top_k,
+    }
 
 
 def _latents(config: Any) -> dict[str, Any]:

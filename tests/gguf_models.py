@@ -103,6 +103,8 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
 
 def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
     """The tensors of one parameter, which gets the values that they stand for."""
+    if ".experts.mlp." in name:
+        return _flat_experts(model.config.ffn_config, name, weight, kind)
     if ".experts." in name:
         return _experts(architecture, name, weight, kind)
     if name.endswith(tuple(_SCALES_IN_LAYERS)):
@@ -223,6 +225,14 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
     half = whole.shape[1] // 2
     gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
     return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}
+
+
+def _flat_experts(config: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """A matrix of all experts, one after the other, of which the last one is transposed."""
+    leaf = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}[name.rpartition(".")[2]]
+    whole = weight.view(config.moe_num_experts, config.ffn_hidden_size, -1)
+    kept = _kept(whole.transpose(1, 2) if leaf == "ffn_down_exps" else whole, kind)
+    return {f"blk.{_number(name)}.{leaf}.weight": kept}
 
 
 def _number(name: str) -> str:

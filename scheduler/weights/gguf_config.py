@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "cohere2moe": "cohere2_moe",
     "command-r": "cohere",
+    "dbrx": "dbrx",
     "deepseek2": "deepseek_v2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",

@@ -36,6 +36,29 @@ def read_dense_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     return {"first_k_dense_replace": read_which_experts(file, keys, said)["mlp_layer_types"].count("dense")}
 
 
+def read_nested_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Settings of attention and of experts, the weights of whose chosen ones are normalised: llama.cpp knows no others,
+    and no other distance from 0 in norms.
+    """
+    base = keys.get("rope.freq_base", 10_000.0)
+    if any(not keys.get(key) for key in ("feed_forward_length", "expert_count", "expert_used_count")):
+        raise GgufError("the file does not say how many experts its layers have, or how wide they are")
+    return {
+        "d_model": said["hidden_size"],
+        "attn_config": {
+            "clip_qkv": keys.get("attention.clamp_kqv"),
+            "kv_n_heads": keys.get("attention.head_count_kv", 1),
+            "rope_theta": base,
+        },
+        "ffn_config": {
+            "ffn_hidden_size": keys.get("feed_forward_length"),
+            "moe_num_experts": keys.get("expert_count"),
+            "moe_top_k": keys.get("expert_used_count"),
+        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+    }
+
+
 def read_shared_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """How many experts all tokens have: as many as are together so wide."""
     width, shared = keys.get("expert_feed_forward_length"), keys.get("expert_shared_feed_forward_length")

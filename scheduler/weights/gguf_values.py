@@ -71,10 +71,10 @@ class Values:
             if (source.out, source.inside) != tuple(like.shape):
                 return None
             found = QuantisedWeight(source, like.dtype)
-        elif any(part.kind != parts[0].kind for part in parts) or not hasattr(owner, "is_transposed"):
-            return None  # of the second kind nothing reads packed experts
+        elif any(part.kind != parts[0].kind for part in parts):
+            return None
         else:
-            flipped = _is_flipped(owner)
+            flipped = bool(getattr(owner, "is_transposed", False))
             rows = _rows_of_experts(owner, parts, like.transpose(1, 2) if flipped else like)
             found = QuantisedWeight(GgufSource(parts, rows), like.dtype, len(like), flipped)
         found.release = self._file.drop_pages
@@ -160,7 +160,7 @@ def _of_latents(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _experts(owner: nn.Module, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
     """The matrices of all experts, ``[experts, out, in]`` or as their module has them; several parts by rows."""
     whole = torch.empty(like.shape, dtype=like.dtype)
-    target = whole.transpose(1, 2) if _is_flipped(owner) else whole
+    target = whole.transpose(1, 2) if getattr(owner, "is_transposed", False) else whole
     _check_experts(parts, target)
     for place, part in enumerate(parts):
         mine = _part(owner, target, place, len(parts), 1)
@@ -173,14 +173,6 @@ def _experts(owner: nn.Module, parts: list[GgufTensor], like: torch.Tensor) -> t
                 stop = min(start + _ROWS, out)
                 mine[expert, start:stop] = source.dequantise(first + start, first + stop)
     return whole
-
-
-def _is_flipped(owner: nn.Module) -> bool:
-    """Whether a module has the matrices of its experts as ``[in, out]``: as it says, or as its shapes show."""
-    if hasattr(owner, "is_transposed"):
-        return bool(owner.is_transposed)
-    joined, down = owner._parameters.get("gate_up_proj"), owner._parameters.get("down_proj")
-    return joined is not None and down is not None and joined.shape[1] == down.shape[2]
 
 
 def _rows_of_experts(owner: nn.Module, parts: list[GgufTensor], target: torch.Tensor) -> torch.Tensor:

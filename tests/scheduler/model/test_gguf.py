@@ -44,6 +44,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("chatglm", Q8_0),
         ("phi2", Q8_0),
         ("cohere2moe", Q4_0),
+        ("dbrx", Q4_0),
         ("granite_swa", Q4_0),
         ("granite_swa experts", Q8_0),
         ("granitemoe shared", Q4_0),
