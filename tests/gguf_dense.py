@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, OLD, SCALES, SHAPE, TIED, TWO_WIDTHS, YARN
+from gguf_widths import EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS, YARN
 
-_LONGER = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
@@ -54,6 +53,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2Config", SHAPE),
     "stablelm": ("StableLmConfig", {**SHAPE, "use_qkv_bias": True}),
     "granite": ("GraniteConfig", {**SHAPE, **SCALES, "logits_scaling": 2.0}),
+    "granite_swa": ("GraniteSWAConfig", {**SHAPE, **SCALES, **SINKS}),
     "olmo2": ("Olmo2Config", SHAPE),
     "olmo2 windows": (
         "Olmo3Config",
@@ -64,7 +64,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": EVERY_FOURTH,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-                "full_attention": _LONGER,
+                "full_attention": LONGER,
             },
         },
     ),

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, EXPERTS, FEW, ROPE, ROUTED, SCALES, SHAPE, TIED, TWO_WIDTHS, UNNORMED, YARN
+from gguf_widths import (
+    EVERY_FOURTH,
+    EXPERTS,
+    FEW,
+    LONGER,
+    OLD,
+    ROPE,
+    ROUTED,
+    SCALES,
+    SHAPE,
+    SINKS,
+    TIED,
+    TWO_WIDTHS,
+    UNNORMED,
+    YARN,
+)
 
 _LATENT = {
     "num_key_value_heads": 4,
@@ -13,6 +28,47 @@ _LATENT = {
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
+}
+_CHUNKS = {
+    **SHAPE,
+    **EXPERTS,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+}
+_AVERAGED = {
+    **TIED,
+    **FEW,
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "prefix_dense_intermediate_size": 96,
+    "num_shared_experts": 2,
+    "logit_scale": 0.2,
+    "sliding_window": 8,
+    "expert_selection_fn": "sigmoid",
+    "mlp_layer_types": ["dense", *["sparse"] * 4],
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_GATED = {
+    **SHAPE,
+    **FEW,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_attention_heads_per_layer": [4, 6, 6, 6, 4],
+    "head_dim": 32,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "moe_routed_scaling_factor": 1.5,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+    "rope_parameters": {
+        "full_attention": {**LONGER, "partial_rotary_factor": 0.5},
+        "sliding_attention": {**_PLAIN, "partial_rotary_factor": 1.0},
+    },
 }
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -45,6 +101,14 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granitemoe": ("GraniteMoeConfig", {**SHAPE, **SCALES, **EXPERTS}),
+    "granitemoe shared": (
+        "GraniteMoeSharedConfig",
+        {**SHAPE, **SCALES, **EXPERTS, "shared_intermediate_size": 64},
+    ),
+    "granite_swa experts": (
+        "GraniteMoeSWAConfig",
+        {**SHAPE, **SCALES, **SINKS, **EXPERTS, "intermediate_size": 32, "shared_intermediate_size": 64},
+    ),
     "olmoe": ("OlmoeConfig", {**SHAPE, **FEW}),
     "glm4moe": (
         "Glm4MoeConfig",
@@ -57,6 +121,19 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "first_k_dense_replace": 1,
             "rope_parameters": ROPE,
+        },
+    ),
+    "glm4moe whole": (
+        "Glm4MoeConfig",
+        {
+            **SHAPE,
+            **ROUTED,
+            "n_group": 1,
+            "topk_group": 1,
+            "intermediate_size": 10944,
+            "first_k_dense_replace": 0,
+            "head_dim": 32,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0},
         },
     ),
     "deepseek2": (
@@ -95,6 +172,32 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         },
     ),
+    "cohere2moe": ("Cohere2MoeConfig", _AVERAGED),
+    "cohere2moe softmax": (
+        "Cohere2MoeConfig",
+        {
+            **_AVERAGED,
+            "mlp_layer_types": ["sparse"] * 5,
+            "prefix_dense_intermediate_size": 32,
+            "num_shared_experts": 0,
+            "expert_selection_fn": "softmax",
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "dbrx": (
+        "DbrxConfig",
+        {
+            **OLD,
+            "pad_token_id": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "d_model": 64,
+            "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 5000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+            "rope_parameters": {**_PLAIN, "rope_theta": 5000.0},
+        },
+    ),
     "dots1": (
         "Dots1Config",
         {
@@ -122,5 +225,55 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*EVERY_FOURTH, "full_attention"],
         },
     ),
+    "hy_v3": (
+        "HYV3Config",
+        {
+            **SHAPE,
+            **FEW,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.5,
+        },
+    ),
+    "laguna": ("LagunaConfig", _GATED),
+    "laguna whole": (
+        "LagunaConfig",
+        {
+            **_GATED,
+            "gating": "per-element",
+            "num_attention_heads_per_layer": [6] * 5,
+            "mlp_layer_types": [*["dense"] * 3, *["sparse"] * 2],
+            "sliding_window": 512,
+            "layer_types": ["full_attention"] * 5,
+        },
+    ),
+    "llama4": ("Llama4TextConfig", _CHUNKS),
+    "llama4 dense": (
+        "Llama4TextConfig",
+        {
+            **_CHUNKS,
+            "num_local_experts": 0,
+            "interleave_moe_layer_step": 0,
+            "moe_layers": [],
+            "no_rope_layers": [1] * 4,
+            "layer_types": ["full_attention"] * 4,
+        },
+    ),
+    "mellum": (
+        "MellumConfig",
+        {
+            **SHAPE,
+            **FEW,
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", *EVERY_FOURTH],
+            "rope_parameters": {"full_attention": LONGER, "sliding_attention": {**_PLAIN, "rope_theta": 5000.0}},
+        },
+    ),
+    "phimoe": ("PhimoeConfig", {**SHAPE, **EXPERTS, "attention_bias": True, "lm_head_bias": True}),
     "minimax-m2": ("MiniMaxM2Config", {**SHAPE, **EXPERTS, "head_dim": 16, "rope_parameters": ROPE}),
 }

@@ -16,8 +16,10 @@ _WITHOUT_HEAD_WIDTH = (
     "minicpm",
     "chatglm",
     "granite",
+    "granite_swa",
     "starcoder2",
 )  # llama.cpp's converter need not write it
+_LISTED = ("cohere2moe", "exaone-moe", "granite_swa", "mellum")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
 
@@ -26,7 +28,13 @@ _KEYS = {
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "feed_forward_length": (
+        "intermediate_size_mlp",
+        "prefix_dense_intermediate_size",
+        "intermediate_size",
+        "ffn_hidden_size",
+        "n_inner",
+    ),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
@@ -42,14 +50,23 @@ _KEYS = {
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "router_scaling_factor",
+        "moe_routed_scaling_factor",
+    ),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "interleave_moe_layer_step": ("moe_layer_interval", "interleave_moe_layer_step"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
     "moe_latent_size": ("moe_latent_size",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
@@ -84,10 +101,26 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.head_count_kv"] = head_groups(config)
     if architecture in ("lfm2", "lfm2moe"):
         said["attention.head_count_kv"] = [2 if kind == "full_attention" else 0 for kind in config.layer_types]
-    if architecture == "afmoe":
+    if architecture in ("afmoe", "hy_v3", "laguna"):
         said["expert_weights_norm"] = True
+    if architecture == "hy_v3":
+        said["expert_shared_feed_forward_length"] = said.pop("expert_shared_count") * config.moe_intermediate_size
+    if architecture in ("laguna", "mellum"):
+        said |= _ropes_of_layers(config)
+    if architecture == "laguna":
+        said["attention.head_count"] = config.num_attention_heads_per_layer
+    if label == "laguna whole":
+        del said["attention.sliding_window"]
     if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
+    if architecture == "cohere2moe":
+        said |= {
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_gating_func": 1 if config.expert_selection_fn == "softmax" else 2,
+        }
+    if architecture == "dbrx":
+        said |= _nested_parts(config)
     if architecture == "deepseek2":
         said |= _latents(config)
     if architecture in ("qwen3next", *IN_TURNS):
@@ -95,8 +128,16 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         said |= _two_widths(config)
+    if label == "glm4moe whole":
+        del said["feed_forward_length"], said["leading_dense_block_count"]
+    if architecture == "granite_swa":
+        said["attention.rope_pattern"] = [bool(base) for base in config.layer_rope_theta]
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if architecture == "llama4":
+        said["expert_feed_forward_length"] = config.intermediate_size
+    if label == "llama4 dense":
+        said["attention.sliding_window"] = 0
     if architecture == "mamba2":
         said["ssm.inner_size"] = config.num_heads * config.head_dim
         said["ssm.time_step_rank"] = config.num_heads
@@ -118,7 +159,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _stretched(config.rope_parameters)
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
-    if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
+    if label in ("olmo2 windows", "exaone4 windows") or architecture in _LISTED:
         said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if label == "olmo2 windows":
         said |= _stretched(config.rope_parameters["full_attention"])
@@ -146,6 +187,18 @@ def metadata_of(label: str) -> dict[str, Any]:
 def _setting(config: Any, name: str) -> Any:
     """Of most layers, where they differ."""
     return vars(config)[name] if name in vars(config) else getattr(config, name, None)
+
+
+def _nested_parts(config: Any) -> dict[str, Any]:
+    """What a converter says of settings of attention and of experts."""
+    return {
+        "attention.clamp_kqv": config.attn_config.clip_qkv,
+        "attention.head_count_kv": config.attn_config.kv_n_heads,
+        "attention.layer_norm_epsilon": 1e-5,
+        "feed_forward_length": config.ffn_config.ffn_hidden_size,
+        "expert_count": config.ffn_config.moe_num_experts,
+        "expert_used_count": config.ffn_config.moe_top_k,
+    }
 
 
 def _latents(config: Any) -> dict[str, Any]:
@@ -179,6 +232,17 @@ def _stretched(rope: dict[str, Any]) -> dict[str, Any]:
         "rope.scaling.yarn_beta_fast": rope["beta_fast"],
         "rope.scaling.yarn_beta_slow": rope["beta_slow"],
     }
+
+
+def _ropes_of_layers(config: Any) -> dict[str, Any]:
+    """What a converter says of rotary positions that are stretched in layers without a window."""
+    ropes = config.rope_parameters
+    said = _stretched(ropes["full_attention"])
+    said["rope.scaling.yarn_attn_factor"] = ropes["full_attention"]["attention_factor"]
+    said["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
+    if "partial_rotary_factor" in ropes["sliding_attention"]:
+        said["rope.dimension_count_swa"] = int(config.head_dim * ropes["sliding_attention"]["partial_rotary_factor"])
+    return said
 
 
 def _two_widths(config: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ _PERMUTED = (
     "llama",
     "arcee",
     "granite",
+    "granite_swa",
     "granitehybrid",
     "granitemoe",
     "internlm2",
@@ -38,6 +39,7 @@ _ADDED = (
     "qwen35",
     "qwen35moe",
 )  # whose norms are stored as w + 1
+_TRANSPOSED = ("gpt-oss", "llama4")  # whose experts are stored as [out, in]
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
     ".mamba.dt_bias": "ssm_dt.bias",
@@ -101,18 +103,21 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
 
 def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
     """The tensors of one parameter, which gets the values that they stand for."""
+    if ".experts.mlp." in name:
+        return _flat_experts(model.config.ffn_config, name, weight, kind)
     if ".experts." in name:
         return _experts(architecture, name, weight, kind)
     if name.endswith(tuple(_SCALES_IN_LAYERS)):
         leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
         return {f"blk.{_number(name)}.{leaf}": store(weight)}
     if name.endswith((".router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
-        leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
+        bias = "exp_probs_b" if architecture == "hy_v3" else "exp_probs_b.bias"
+        leaf = "ffn_gate_inp.weight" if name.endswith("weight") else bias
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
     if "shared_mlp" in name and "_linear" in name:
-        return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
+        return _shared(architecture, model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
@@ -164,11 +169,15 @@ def _in_turns(config: Any, name: str, weight: torch.Tensor, kind: int) -> Stored
     return (store(weight.squeeze(1)) if "conv1d" in name else _kept(weight, kind)).rows(order)
 
 
-def _shared(config: Any, layer: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+def _shared(
+    architecture: str, config: Any, layer: str, name: str, weight: torch.Tensor, kind: int
+) -> dict[str, Stored]:
     """The multilayer perceptron that all layers have, beside experts or alone."""
     beside = "_shexp" if config.num_local_experts else ""
     if "output" in name:
         return {f"{layer}.ffn_down{beside}.weight": _kept(weight, kind)}
+    if architecture == "granite_swa":
+        return {f"{layer}.ffn_up{beside}.weight": _kept(weight, kind)}
     gate, up = weight.chunk(2)
     return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
 
@@ -205,17 +214,25 @@ def _kept(weight: torch.Tensor, kind: int) -> Stored:
 def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
     turns, bias = architecture == "gpt-oss", name.endswith("_bias")
     ending = "bias" if bias else "weight"
-    whole = weight.transpose(1, 2) if turns and not bias else weight
+    whole = weight.transpose(1, 2) if architecture in _TRANSPOSED and not bias else weight
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
-    if architecture == "gemma4":
+    if architecture in ("gemma4", "granite_swa"):
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
     if architecture == "nemotron_h_moe":
         return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}
     half = whole.shape[1] // 2
     gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
     return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}
+
+
+def _flat_experts(config: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """A matrix of all experts, one after the other, of which the last one is transposed."""
+    leaf = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}[name.rpartition(".")[2]]
+    whole = weight.view(config.moe_num_experts, config.ffn_hidden_size, -1)
+    kept = _kept(whole.transpose(1, 2) if leaf == "ffn_down_exps" else whole, kind)
+    return {f"blk.{_number(name)}.{leaf}.weight": kept}
 
 
 def _number(name: str) -> str:

@@ -42,6 +42,7 @@ YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+LONGER = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 TWO_WIDTHS = {
@@ -54,3 +55,10 @@ TWO_WIDTHS = {
     "vocab_size_per_layer_input": 288,
 }
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
+SINKS = {
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", *EVERY_FOURTH],
+    "layer_rope_theta": [0, 10000.0, 10000.0, 0, 10000.0],
+    "logits_scaling": 2.0,
+}

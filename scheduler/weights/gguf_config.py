@@ -28,7 +28,9 @@ ARCHITECTURES = {
     "bloom": "bloom",
     "chatglm": "glm",
     "cohere2": "cohere2",
+    "cohere2moe": "cohere2_moe",
     "command-r": "cohere",
+    "dbrx": "dbrx",
     "deepseek2": "deepseek_v2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
@@ -48,17 +50,22 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
     "granite": "granite",
+    "granite_swa": "granite_swa",
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "hy_v3": "hy_v3",
     "internlm2": "llama",
     "jamba": "jamba",
+    "laguna": "laguna",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",
     "llama": "llama",
+    "llama4": "llama4_text",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "mellum": "mellum",
     "minicpm": "granite",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
@@ -71,6 +78,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "phi2": "phi",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text
@@ -86,7 +94,8 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
-_EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
+_EXPERTS = {"granite_swa": "granitemoe_swa", "llama": "mixtral"}  # the same architecture with experts
+_SHARED = {"granitemoe": "granitemoeshared"}  # the same architecture with an expert that all tokens have
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
 _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
@@ -96,7 +105,13 @@ _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions"),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer"),
-    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "feed_forward_length": (
+        "intermediate_size_mlp",
+        "prefix_dense_intermediate_size",
+        "intermediate_size",
+        "ffn_hidden_size",
+        "n_inner",
+    ),
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
     "attention.key_length": ("head_dim",),
@@ -119,15 +134,24 @@ _KEYS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
     "moe_latent_size": ("moe_latent_size",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "interleave_moe_layer_step": ("moe_layer_interval", "interleave_moe_layer_step"),
     "expert_weights_norm": ("norm_topk_prob",),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "router_scaling_factor",
+        "moe_routed_scaling_factor",
+    ),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("conv_kernel", "linear_conv_kernel_dim"),
     "ssm.state_size": ("state_size", "linear_key_head_dim", "ssm_state_size"),
@@ -142,6 +166,7 @@ _SHOWN = {
     "attention_out_bias": "attn_output.bias",
     "use_qk_norm": "attn_q_norm.weight",
 }
+_OF_ROPES = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -200,6 +225,8 @@ def _derive(file: GgufFile) -> Any:
     kind = ARCHITECTURES[architecture]
     if keys.get("expert_count"):
         kind = _EXPERTS.get(architecture, kind)
+    if keys.get("expert_shared_feed_forward_length"):
+        kind = _SHARED.get(architecture, kind)
     if chooses_by_sigmoid(file, keys):
         kind = _BY_SIGMOID.get(architecture, kind)
     if keys.get("attention.sliding_window"):
@@ -213,7 +240,7 @@ def _derive(file: GgufFile) -> Any:
     for special in SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
     if "rope_parameters" in said:  # these are complete
-        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
+        said = {name: value for name, value in said.items() if name not in _OF_ROPES}
     if keys.get("attention.sliding_window") and not said.get("sliding_window"):
         raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
     return CONFIG_MAPPING[kind](**said)

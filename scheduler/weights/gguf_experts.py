@@ -9,6 +9,7 @@ from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
 _SIGMOID = 2  # GGUF's number of a function of experts' scores
+_SCORES: dict[Any, str] = {1: "softmax", _SIGMOID: "sigmoid"}
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -17,6 +18,60 @@ def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
     if said is not None:
         return bool(said == _SIGMOID)
     return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+
+
+def read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The last layers may be for predicting further tokens, which are not run."""
+    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
+
+
+def read_which_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have experts, as their tensors show."""
+    routed = [f"blk.{number}.ffn_gate_inp.weight" in file.tensors for number in range(said["num_hidden_layers"])]
+    return {"mlp_layer_types": ["sparse" if each else "dense" for each in routed]}
+
+
+def read_dense_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many first layers have no experts, of which some models have none, whose files do not say it."""
+    return {"first_k_dense_replace": read_which_experts(file, keys, said)["mlp_layer_types"].count("dense")}
+
+
+def read_nested_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Settings of attention and of experts, the weights of whose chosen ones are normalised: llama.cpp knows no others,
+    and no other distance from 0 in norms.
+    """
+    base = keys.get("rope.freq_base", 10_000.0)
+    if any(not keys.get(key) for key in ("feed_forward_length", "expert_count", "expert_used_count")):
+        raise GgufError("the file does not say how many experts its layers have, or how wide they are")
+    return {
+        "d_model": said["hidden_size"],
+        "attn_config": {
+            "clip_qkv": keys.get("attention.clamp_kqv"),
+            "kv_n_heads": keys.get("attention.head_count_kv", 1),
+            "rope_theta": base,
+        },
+        "ffn_config": {
+            "ffn_hidden_size": keys.get("feed_forward_length"),
+            "moe_num_experts": keys.get("expert_count"),
+            "moe_top_k": keys.get("expert_used_count"),
+        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+    }
+
+
+def read_shared_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many experts all tokens have: as many as are together so wide."""
+    width, shared = keys.get("expert_feed_forward_length"), keys.get("expert_shared_feed_forward_length")
+    if not width or not shared or shared % width:
+        raise GgufError("the file does not say how many experts all tokens have")
+    return {"num_shared_experts": shared // width}
+
+
+def read_named_scores(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What scores of experts are, which llama.cpp and transformers' model take for something else if it is not said."""
+    if (named := _SCORES.get(keys.get("expert_gating_func"))) is None:
+        raise GgufError("the file does not say what the scores of its experts are, or they are none of its model")
+    return {"expert_selection_fn": named}
 
 
 def read_last_expert_layer(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -54,11 +109,7 @@ def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
 
 
 def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
-    other scores of experts than normalised sigmoids.
-    """
+    """Nothing: transformers' model has no other scores of experts, and of the chosen ones they are normalised."""
     if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
         raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
-    if not keys.get("attention.sliding_window"):
-        raise GgufError("the file does not say which of its layers have a sliding window")
-    return {"mup_enabled": True}
+    return {}

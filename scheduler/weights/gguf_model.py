@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_names import find_tensors
+from scheduler.weights.gguf_routed import route_experts
 from scheduler.weights.gguf_source import all_values
 from scheduler.weights.gguf_types import PLAIN_TYPES
 from scheduler.weights.gguf_values import Values
@@ -46,6 +47,7 @@ def build_model(
     """
     with _parameters_without_memory(), no_init_weights():
         model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
+        route_experts(model, file.architecture)
     if packed:
         model.config._is_quantized = True  # as transformers' quantisers do: modules call others, and read no weights
     parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -16,6 +16,7 @@ _PERMUTED = frozenset(
         "arcee",
         "deci",
         "granite",
+        "granite_swa",
         "granitehybrid",
         "granitemoe",
         "internlm2",

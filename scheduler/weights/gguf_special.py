@@ -9,8 +9,14 @@ from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
     read_choice_of_groups,
+    read_dense_layers,
+    read_further_layers,
     read_last_expert_layer,
+    read_named_scores,
+    read_nested_parts,
     read_normed_choices,
+    read_shared_experts,
+    read_which_experts,
 )
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
@@ -25,14 +31,20 @@ from scheduler.weights.gguf_hybrid import (
 )
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
+    read_chunks,
+    read_gated_heads,
+    read_ropes_of_layers,
     read_some_windows,
     read_streams,
     read_stretched_layers,
     read_two_widths,
+    read_which_windows,
     read_window,
 )
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
+
+_PHIMOE_SCALE = 1.243163121016122  # of cosines and sines
 
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +53,13 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
         return {"query_pre_attn_scalar": said["hidden_size"] // said["num_attention_heads"]}
     return {"query_pre_attn_scalar": said["head_dim"]}
+
+
+def _read_scaled_embeddings(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """That embeddings are multiplied by the root of their width: llama.cpp knows no others."""
+    if not keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return {"mup_enabled": True}
 
 
 def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -66,11 +85,6 @@ def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
         "residual_multiplier": keys.get("residual_scale", 1.4 / said["num_hidden_layers"] ** 0.5),
         "logits_scaling": keys.get("logit_scale", said["hidden_size"] / 256),
     }
-
-
-def _read_further_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The last layers may be for predicting further tokens, which are not run."""
-    return {"num_hidden_layers": said["num_hidden_layers"] - keys.get("nextn_predict_layers", 0)}
 
 
 def _read_exact_stretching(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +134,16 @@ def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": {**said["rope_scaling"], **more}}
 
 
+def _read_turned_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have rotary positions, all of one base: files have no others."""
+    turned, base = keys.get("attention.rope_pattern"), keys.get("rope.freq_base", 10_000.0)
+    if not isinstance(turned, list) or len(turned) != said["num_hidden_layers"]:
+        raise GgufError(
+            "the file does not say which of its layers have rotary positions: put the model's config.json beside it"
+        )
+    return {"layer_rope_theta": [base if each else 0 for each in turned]}
+
+
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
@@ -147,6 +171,17 @@ def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"rope_scaling": scaling, "original_max_position_embeddings": before}
 
 
+def _read_multiplied_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same, and what the rotary positions are multiplied by: the file does not say it, and it is the same for all
+    models. The head has a bias if the file has one.
+    """
+    found = _long_factors(file, keys, said)
+    if found:
+        scaling = {"short_mscale": _PHIMOE_SCALE, "long_mscale": _PHIMOE_SCALE}
+        found = {**found, "rope_scaling": {**found["rope_scaling"], **scaling}}
+    return {**found, "lm_head_bias": "output.bias" in file.tensors}
+
+
 def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
@@ -160,14 +195,16 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 
 # By GGUF's name of an architecture: functions of the file, its keys and the settings so far, which give further ones.
 SPECIAL: dict[str, tuple[Special, ...]] = {
-    "afmoe": (read_some_windows, check_normed_sigmoids),
+    "afmoe": (read_some_windows, check_normed_sigmoids, _read_scaled_embeddings),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
-    "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
+    "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
+    "dbrx": (read_nested_parts,),
+    "deepseek2": (_read_latents, read_choice_of_groups, read_further_layers),
     "dots1": (read_window, check_sigmoid),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
-    "exaone-moe": (_read_further_layers, read_some_windows, check_sigmoid),
+    "exaone-moe": (read_further_layers, read_some_windows, check_sigmoid),
     "exaone4": (read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),
@@ -175,13 +212,18 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
-    "glm4moe": (_read_further_layers,),
+    "glm4moe": (read_further_layers, read_dense_layers),
     "gpt-oss": (_read_exact_stretching,),
+    "granite_swa": (read_which_windows, _read_turned_layers),
     "granitehybrid": (read_mamba,),
+    "hy_v3": (read_further_layers, check_normed_sigmoids, read_which_experts, read_shared_experts),
     "jamba": (read_periods,),
+    "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
+    "llama4": (read_chunks,),
     "mamba2": (read_states_alone,),
+    "mellum": (read_which_windows, read_ropes_of_layers, read_normed_choices, read_which_experts),
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
@@ -189,6 +231,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),
     "phi3": (_long_factors,),
+    "phimoe": (_read_multiplied_factors,),
     "qwen35": (read_linear_attention, _read_sections),
     "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (read_normed_choices,),

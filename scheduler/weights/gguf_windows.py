@@ -28,6 +28,13 @@ def read_some_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     return {"layer_types": _kinds(windowed[:layers]), **read_window(file, keys, said)}
 
 
+def read_which_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same where a file says which of its layers have one: they are at other places in some models."""
+    if not isinstance(keys.get("attention.sliding_window_pattern"), list) and keys.get("attention.sliding_window"):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return read_some_windows(file, keys, said)
+
+
 def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Where some layers have a sliding window, positions are stretched in the others only."""
     if not said.get("sliding_window"):
@@ -35,6 +42,49 @@ def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 500_000.0)}
     ropes = {"sliding_attention": plain, "full_attention": {**plain, **said.get("rope_scaling", {})}}
     return {"rope_parameters": ropes, **read_some_windows(file, keys, said)}
+
+
+def read_ropes_of_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a sliding window have rotary positions of their own, which are not stretched."""
+    ropes, head = _read_two_ropes(keys), keys["attention.key_length"]
+    ropes["full_attention"] |= said.get("rope_scaling", {})
+    for name, key in (("full", "rope.dimension_count"), ("sliding", "rope.dimension_count_swa")):
+        if key in keys:
+            ropes[f"{name}_attention"]["partial_rotary_factor"] = keys[key] / head
+    return {"rope_parameters": ropes}
+
+
+def read_gated_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with heads of their own number, and gates of heads or of each number of them. Of four layers the first has
+    no sliding window, unless the file says which: llama.cpp knows no others. Scores of experts are as they are.
+    """
+    layers = said["num_hidden_layers"]
+    heads = _for_each(keys.get("attention.head_count"), layers, "how many heads its layers have")
+    gate = file.tensors.get("blk.0.attn_gate.weight")
+    if gate is None:
+        raise GgufError("the file has no gates of its attention")
+    first = {"attention.sliding_window_pattern": [number % 4 != 0 for number in range(layers)]}
+    return {
+        "num_attention_heads_per_layer": heads,
+        "layer_types": read_some_windows(file, {**first, **keys}, said)["layer_types"],
+        "gating": True if gate.shape[0] == heads[0] else "per-element",
+    }
+
+
+def read_chunks(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Of four layers three see a chunk of the text, and the fourth sees all of it, without rotary positions. Where the
+    file says a window of 0 tokens, all layers see all of it, with them. How long chunks are, how queries grow, and that
+    queries and keys are normalised except where there are 128 experts is the same for all models, and in llama.cpp.
+    """
+    whole = keys.get("attention.sliding_window") == 0
+    step = keys.get("interleave_moe_layer_step", 1) if keys.get("expert_count") else 0
+    turned = [int(whole or number % 4 != 0) for number in range(1, said["num_hidden_layers"] + 1)]
+    return {
+        "use_qk_norm": keys.get("expert_count") != 128,
+        "no_rope_layers": turned,
+        "layer_types": ["full_attention" if whole or not each else "chunked_attention" for each in turned],
+        "moe_layers": list(range(step - 1, len(turned), step)) if step else [],
+    }
 
 
 def read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -104,11 +154,11 @@ def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
     return int(said["vocab_size"] if table is None else table.shape[0])
 
 
-def _for_each(value: Any, layers: int) -> list[Any]:
+def _for_each(value: Any, layers: int, what: str = "how wide its layers are") -> list[Any]:
     """A number of each layer. Raises ``GgufError`` where there is none."""
     found = value if isinstance(value, list) else [value] * layers
     if len(found) != layers or any(not isinstance(each, int) for each in found):
-        raise GgufError("the file does not say how wide its layers are")
+        raise GgufError(f"the file does not say {what}")
     return found
 
 

@@ -273,6 +273,16 @@ _PACKED = [
     "nemotron_h_moe latent",
     "hunyuan-moe",
     "dots1",
+    "phimoe",
+    "cohere2moe",
+    "mellum",
+    "hy_v3",
+    "laguna",
+    "laguna whole",
+    "granite_swa",
+    "granite_swa experts",
+    "granitemoe shared",
+    "glm4moe whole",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q8_0, store, write_file
-from gguf_loaded import read, rewritten, settings
+from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_metadata import config_of, metadata_of
 from gguf_models import written
 
@@ -105,6 +105,12 @@ def test_scores_of_experts_that_the_model_cannot_have(tmp_path: Path) -> None:
         other = rewritten(path, "afmoe", {}, **{f"afmoe.{key}": wrong})
         with pytest.raises(GgufError, match=told):
             settings(other)
+    for label in ("hy_v3", "laguna"):
+        path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+        for key in ("expert_gating_func", "expert_weights_norm"):
+            other = rewritten(path, label, {}, **{f"{label}.{key}": False})
+            with pytest.raises(GgufError, match="no normalised sigmoids"):
+                settings(other)
 
 
 def test_groups_of_experts_are_configured_by_the_metadata(tmp_path: Path) -> None:
@@ -164,3 +170,91 @@ def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
     said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
     other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
     assert settings(other).rms_norm_eps == 0.5
+
+
+def test_layers_that_see_chunks_of_the_text(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama4", Q8_0)
+    many = settings(rewritten(path, "llama4", {}, **{"llama4.expert_count": 128}))
+    assert settings(path).use_qk_norm
+    assert not many.use_qk_norm
+    assert many.layer_types == want.config.layer_types == [*["chunked_attention"] * 3, "full_attention"]
+    whole = settings(rewritten(path, "llama4", {}, **{"llama4.attention.sliding_window": 0}))
+    assert (whole.layer_types, whole.no_rope_layers) == (["full_attention"] * 4, [1] * 4)
+    assert whole.moe_layers == want.config.moe_layers == [1, 3]
+
+
+@quiet
+def test_rotary_positions_of_long_contexts_that_are_multiplied(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "phimoe", Q8_0)
+    assert settings(path).rope_parameters == {"rope_type": "default", "rope_theta": 1_000_000.0}
+    factors = {
+        f"rope_factors_{name}.weight": store(torch.full((8,), by)) for name, by in (("short", 1.5), ("long", 3.0))
+    }
+    said = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    got = read(rewritten(path, "phimoe", {**factors}, **{f"phimoe.{key}": value for key, value in said.items()}))
+    config = want.config.to_dict() | {"original_max_position_embeddings": 32}
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1_000_000.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.5] * 8,
+        "long_factor": [3.0] * 8,
+        "short_mscale": 1.243163121016122,
+        "long_mscale": 1.243163121016122,
+    }
+    longer = type(want)(type(want.config)(**config)).eval()
+    longer.load_state_dict(want.state_dict())
+    torch.testing.assert_close(logits(got), logits(longer), rtol=1e-4, atol=1e-4)
+    assert (logits(got) - logits(want)).abs().max() > 1e-2
+    without = rewritten(path, "phimoe", {"output.bias": None})
+    assert settings(path).lm_head_bias
+    assert not settings(without).lm_head_bias
+
+
+def test_scores_of_experts_and_windows_that_are_not_said(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "cohere2moe", Q8_0)
+    for key, told in (
+        ("expert_gating_func", "what the scores of its experts are"),
+        ("attention.sliding_window_pattern", "which of its layers have a sliding window"),
+    ):
+        other = rewritten(path, "cohere2moe", {}, **{f"cohere2moe.{key}": None})
+        with pytest.raises(GgufError, match=told):
+            settings(other)
+    whole = rewritten(path, "cohere2moe", {}, **{"cohere2moe.attention.sliding_window": None})
+    assert settings(whole).layer_types == ["full_attention"] * 5
+
+
+def test_experts_of_all_tokens_that_are_no_whole_number(tmp_path: Path) -> None:
+    """A last layer is for predicting further tokens."""
+    path, _ = written(tmp_path / "x.gguf", "hy_v3", Q8_0)
+    key = "hy_v3.expert_shared_feed_forward_length"
+    for wrong in (None, 40):
+        other = rewritten(path, "hy_v3", {}, **{key: wrong})
+        with pytest.raises(GgufError, match="how many experts all tokens have"):
+            settings(other)
+    further = settings(rewritten(path, "hy_v3", {}, **{"hy_v3.block_count": 4, "hy_v3.nextn_predict_layers": 1}))
+    assert (further.num_hidden_layers, further.mlp_layer_types) == (3, ["dense", "sparse", "sparse"])
+
+
+def test_layers_with_gated_heads_of_their_own_number(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "laguna", Q8_0)
+    turns = [number % 2 == 0 for number in range(5)]
+    other = rewritten(path, "laguna", {}, **{"laguna.attention.sliding_window_pattern": turns})
+    assert settings(path).layer_types == want.config.layer_types
+    assert [kind == "sliding_attention" for kind in settings(other).layer_types] == turns
+    even = rewritten(path, "laguna", {}, **{"laguna.attention.head_count": 6})
+    assert settings(even).num_attention_heads_per_layer == [6] * 5
+    ungated = rewritten(path, "laguna", {"blk.0.attn_gate.weight": None})
+    with pytest.raises(GgufError, match="no gates of its attention"):
+        settings(ungated)
+    short = rewritten(path, "laguna", {}, **{"laguna.attention.head_count": [6] * 4})
+    with pytest.raises(GgufError, match="how many heads its layers have"):
+        settings(short)
+
+
+def test_which_layers_have_rotary_positions(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "granite_swa", Q8_0)
+    for wrong in (None, [True] * 4, True):
+        other = rewritten(path, "granite_swa", {}, **{"granite_swa.attention.rope_pattern": wrong})
+        with pytest.raises(GgufError, match="which of its layers have rotary positions"):
+            settings(other)
