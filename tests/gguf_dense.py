@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, OLD, SCALES, SHAPE, TIED, TWO_WIDTHS, YARN
+from gguf_widths import ENDS, EVERY_FOURTH, OLD, SCALES, SHAPE, TIED, TWO_WIDTHS, YARN
 
 _LONGER = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
 _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+_NEOX = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+_MPT: dict[str, Any] = {"vocab_size": 288, "d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256, **ENDS}
 
 # By a label, whose first word is GGUF's name of the architecture.
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,6 +84,13 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssConfig", {**SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", SHAPE),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **OLD}),
+    "gptneox": ("GPTNeoXConfig", _NEOX),
+    "gptneox sequential": ("GPTNeoXConfig", {**_NEOX, "use_parallel_residual": False}),
+    "mpt": ("MptConfig", {**_MPT, "attn_config": {"clip_qkv": 1.5, "alibi_bias_max": 4}}),
+    "starcoder": (
+        "GPTBigCodeConfig",
+        {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "n_inner": 256, **OLD},
+    ),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "bloom": ("BloomConfig", {**OLD, "n_layer": 2, "n_head": 4}),

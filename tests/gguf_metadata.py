@@ -23,10 +23,11 @@ IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
-    "context_length": ("max_position_embeddings",),
+    "context_length": ("max_position_embeddings", "max_seq_len"),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
     "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "use_parallel_residual": ("use_parallel_residual",),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
@@ -116,6 +117,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         said = {key: value for key, value in said.items() if "expert" not in key}
     if architecture == "gpt-oss":
         said |= _stretched(config.rope_parameters)
+    if architecture == "mpt":
+        said["attention.max_alibi_bias"] = float(config.attn_config.alibi_bias_max)
+        said["attention.clamp_kqv"] = config.attn_config.clip_qkv
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
     if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
@@ -133,7 +137,7 @@ def metadata_of(label: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if "rope_theta" in rope:
+    if "rope_theta" in rope and architecture != "gptneox":
         said["rope.freq_base"] = float(rope["rope_theta"])
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     if part and architecture != "gemma4":

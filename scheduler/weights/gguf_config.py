@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
+    "gptneox": "gpt_neox",
     "granite": "granite",
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
@@ -63,6 +64,7 @@ ARCHITECTURES = {
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
     "mistral3": "mistral",
+    "mpt": "mpt",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
@@ -84,6 +86,7 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
+    "starcoder": "gpt_bigcode",
     "starcoder2": "starcoder2",
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
@@ -93,9 +96,10 @@ _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
-    "context_length": ("max_position_embeddings", "n_positions"),
+    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer"),
+    "use_parallel_residual": ("use_parallel_residual",),
     "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),

@@ -147,6 +147,22 @@ def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"rope_scaling": scaling, "original_max_position_embeddings": before}
 
 
+def _read_slopes(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How much less attention gives to tokens that are further away, and how large queries, keys and values may be."""
+    slopes = keys.get("attention.max_alibi_bias", 0)
+    if not slopes:
+        raise GgufError("its attention does not depend on distances, which that of transformers' model does")
+    return {"attn_config": {"alibi_bias_max": round(slopes), "clip_qkv": keys.get("attention.clamp_kqv")}}
+
+
+def _read_rough_activation(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The largest model's activation, of 20 billion weights, is an approximation of the others'. All have rotary
+    positions of one base, which files do not say.
+    """
+    largest = said["num_hidden_layers"] == 44 and said["hidden_size"] == 6144
+    return {"hidden_act": "gelu_fast"} if largest else {}
+
+
 def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
@@ -177,6 +193,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma4": (read_two_widths,),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
+    "gptneox": (_read_rough_activation,),
     "granitehybrid": (read_mamba,),
     "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
@@ -185,6 +202,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
+    "mpt": (_read_slopes,),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),

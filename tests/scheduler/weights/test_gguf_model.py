@@ -259,6 +259,9 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 _PACKED = [
     "mamba2",
     "olmo",
+    "gptneox",
+    "mpt",
+    "starcoder",
     "internlm2",
     "minicpm",
     "chatglm",

@@ -164,3 +164,19 @@ def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
     said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
     other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
     assert settings(other).rms_norm_eps == 0.5
+
+
+def test_the_activation_of_a_model_of_20_billion_weights_is_rougher(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "gptneox", Q8_0)
+    large = {"gptneox.block_count": 44, "gptneox.embedding_length": 6144}
+    assert settings(path).hidden_act == "gelu"
+    assert settings(rewritten(path, "gptneox", {}, **large)).hidden_act == "gelu_fast"
+
+
+def test_attention_that_does_not_depend_on_distances(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mpt", Q8_0)
+    assert settings(rewritten(path, "mpt", {}, **{"mpt.attention.clamp_kqv": None})).attn_config.clip_qkv is None
+    for slopes in (None, 0.0):
+        other = rewritten(path, "mpt", {}, **{"mpt.attention.max_alibi_bias": slopes})
+        with pytest.raises(GgufError, match="its attention does not depend on distances"):
+            settings(other)
