@@ -77,6 +77,11 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", {**SHAPE, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE}),
     "arcee": ("ArceeConfig", {**SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**TIED, "head_dim": 32}),
+    "hunyuan_vl": (
+        "HunYuanDenseV1Config",
+        {**TIED, "head_dim": 32, "rope_parameters": {**_DEFAULT_ROPE, "rope_theta": 10000.0 * 10.0 ** (32 / 30)}},
+    ),
+    "paddleocr": ("LlamaConfig", {**TIED, "head_dim": 32}),
     "seed_oss biased": (
         "SeedOssConfig",
         {**SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
@@ -93,6 +98,9 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "bitnet": ("BitNetConfig", {**TIED, "hidden_act": "silu", "rope_parameters": _DEFAULT_ROPE}),
+    "jais2": ("Jais2Config", {**SHAPE, "head_dim": 16}),
+    "jais2 unbiased": ("Jais2Config", {**SHAPE, "attention_bias": False, "mlp_bias": False}),
     "bloom": ("BloomConfig", {**OLD, "n_layer": 2, "n_head": 4}),
     "olmo": ("OlmoConfig", {**SHAPE, "clip_qkv": 1.5}),
     "ernie4_5": ("Ernie4_5Config", {**SHAPE, "head_dim": 16}),

@@ -17,6 +17,7 @@ _WITHOUT_HEAD_WIDTH = (
     "chatglm",
     "granite",
     "starcoder2",
+    "bitnet",
 )  # llama.cpp's converter need not write it
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
@@ -120,6 +121,8 @@ def metadata_of(label: str) -> dict[str, Any]:
     if architecture == "mpt":
         said["attention.max_alibi_bias"] = float(config.attn_config.alibi_bias_max)
         said["attention.clamp_kqv"] = config.attn_config.clip_qkv
+    if architecture == "bitnet":
+        said |= {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
     if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
@@ -139,6 +142,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if "rope_theta" in rope and architecture != "gptneox":
         said["rope.freq_base"] = float(rope["rope_theta"])
+    if architecture == "hunyuan_vl":
+        said |= {"rope.freq_base": 10000.0, "rope.scaling.alpha": 10.0, "rope.dimension_sections": [4, 4, 4, 4]}
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     if part and architecture != "gemma4":
         said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
+    "bitnet": "bitnet",
     "bloom": "bloom",
     "chatglm": "glm",
     "cohere2": "cohere2",
@@ -53,7 +54,9 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
+    "hunyuan_vl": "hunyuan_v1_dense",
     "internlm2": "llama",
+    "jais2": "jais2",
     "jamba": "jamba",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2_moe",
@@ -71,6 +74,7 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "paddleocr": "llama",
     "phi2": "phi",
     "phi3": "phi3",
     "qwen2": "qwen2",
@@ -275,7 +279,8 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     usual = (default.rope_parameters or {}).get("partial_rotary_factor", 1.0)
     if turned and head and "attention.kv_lora_rank" not in keys and turned / head != usual:
         said["partial_rotary_factor"] = turned / head
-    if (form := _SCALES.get(keys.get("rope.scaling.type", "none"), "default")) != "default":
+    form = _SCALES.get(keys.get("rope.scaling.type", "none"), "default")
+    if form != "default" and not (form == "linear" and keys.get("rope.scaling.factor") == 1):
         said["rope_scaling"] = _read_stretching(file, keys, form)
     return said
 

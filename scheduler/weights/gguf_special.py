@@ -120,10 +120,25 @@ def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[st
     return {"rope_parameters": {**said["rope_scaling"], **more}}
 
 
+def _read_wider_base(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The base of rotary positions, which a factor of the file makes larger. Those of text are one number each."""
+    alpha, width = keys.get("rope.scaling.alpha"), said["head_dim"]
+    return {"rope_theta": said.get("rope_theta", 10_000.0) * alpha ** (width / (width - 2))} if alpha else {}
+
+
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
     return {"rope_parameters": {**plain, **said.get("rope_scaling", {})}}
+
+
+def _read_gates(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The activation that all models have which llama.cpp's converter can write. Newer ones, whose rotary positions
+    have another base, have another one.
+    """
+    if keys.get("rope.freq_base", 10_000.0) != 10_000.0:
+        raise GgufError("the file does not say which activation its layers have: put the model's config.json beside it")
+    return {"hidden_act": "silu"}
 
 
 def _check_activations(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +193,7 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
+    "bitnet": (_read_gates,),
     "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
     "dots1": (read_window, check_sigmoid),
@@ -195,6 +211,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gpt-oss": (_read_exact_stretching,),
     "gptneox": (_read_rough_activation,),
     "granitehybrid": (read_mamba,),
+    "hunyuan_vl": (_read_wider_base,),
     "jamba": (read_periods,),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),

@@ -259,6 +259,10 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 _PACKED = [
     "mamba2",
     "olmo",
+    "bitnet",
+    "hunyuan_vl",
+    "jais2",
+    "paddleocr",
     "gptneox",
     "mpt",
     "starcoder",

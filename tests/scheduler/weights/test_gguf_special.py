@@ -180,3 +180,22 @@ def test_attention_that_does_not_depend_on_distances(tmp_path: Path) -> None:
         other = rewritten(path, "mpt", {}, **{"mpt.attention.max_alibi_bias": slopes})
         with pytest.raises(GgufError, match="its attention does not depend on distances"):
             settings(other)
+
+
+def test_activations_of_ternary_models_that_the_file_does_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "bitnet", Q8_0)
+    assert settings(rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": None})).hidden_act == "silu"
+    other = rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": 500000.0})
+    with pytest.raises(GgufError, match="which activation its layers have"):
+        settings(other)
+
+
+def test_rotary_positions_are_not_always_stretched(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "hunyuan_vl", Q8_0)
+    assert settings(path).rope_parameters["rope_theta"] == pytest.approx(want.config.rope_parameters["rope_theta"])
+    plain = settings(rewritten(path, "hunyuan_vl", {}, **{"hunyuan_vl.rope.scaling.alpha": None}))
+    assert plain.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    twice = {"hunyuan_vl.rope.scaling.type": "linear", "hunyuan_vl.rope.scaling.factor": 2.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **twice)).rope_parameters["rope_type"] == "linear"
+    once = {**twice, "hunyuan_vl.rope.scaling.factor": 1.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **once)).rope_parameters["rope_type"] == "default"
