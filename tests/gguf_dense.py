@@ -10,7 +10,7 @@ _LONGER = {name: value for name, value in YARN.items() if not name.startswith("m
 _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
-_NEOX = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+_EACH_ITS_OWN = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
 _MPT: dict[str, Any] = {"vocab_size": 288, "d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256, **ENDS}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -89,8 +89,12 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssConfig", {**SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", SHAPE),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **OLD}),
-    "gptneox": ("GPTNeoXConfig", _NEOX),
-    "gptneox sequential": ("GPTNeoXConfig", {**_NEOX, "use_parallel_residual": False}),
+    "gptneox": ("GPTNeoXConfig", _EACH_ITS_OWN),
+    "gptneox sequential": ("GPTNeoXConfig", {**_EACH_ITS_OWN, "use_parallel_residual": False}),
+    "hrm_text": (
+        "HrmTextConfig",
+        {**_EACH_ITS_OWN, "head_dim": 32, "H_cycles": 1, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False},
+    ),
     "mpt": ("MptConfig", {**_MPT, "attn_config": {"clip_qkv": 1.5, "alibi_bias_max": 4}}),
     "starcoder": (
         "GPTBigCodeConfig",

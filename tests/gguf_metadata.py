@@ -38,7 +38,11 @@ _KEYS = {
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
-    "embedding_scale": ("embedding_multiplier",),
+    "embedding_scale": ("embedding_multiplier", "embedding_scale"),
+    "hrm.layers_per_stack": ("num_layers_per_stack",),
+    "hrm.h_cycles": ("H_cycles",),
+    "hrm.l_cycles": ("L_cycles",),
+    "hrm.prefix_lm": ("prefix_lm",),
     "residual_scale": ("residual_multiplier",),
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
@@ -99,6 +103,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _two_widths(config)
     if architecture == "granitehybrid":
         said |= _mamba(config)
+    if label == "mamba normed":
+        said["ssm.dt_b_c_rms"] = True
     if architecture == "mamba2":
         said["ssm.inner_size"] = config.num_heads * config.head_dim
         said["ssm.time_step_rank"] = config.num_heads
@@ -215,10 +221,12 @@ def _two_widths(config: Any) -> dict[str, Any]:
 
 def _mamba(config: Any) -> dict[str, Any]:
     """What a converter says of layers of Mamba 2."""
+    turned, kinds = config.model_type == "bamba", config.layers_block_type
+    width = {} if turned else {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     return {
-        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
-        "rope.scaling.finetuned": False,
-        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in kinds],
+        "rope.scaling.finetuned": turned,
+        **width,
         **_widths_of_mamba(config),
     }
 

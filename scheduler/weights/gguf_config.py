@@ -16,7 +16,7 @@ from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_experts import chooses_by_sigmoid
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
+from scheduler.weights.gguf_hybrid import MULTIPLIED, has_rotary_positions, without_multipliers
 from scheduler.weights.gguf_named import named_token
 from scheduler.weights.gguf_special import SPECIAL
 
@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
+    "hrm_text": "hrm_text",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
     "hunyuan_vl": "hunyuan_v1_dense",
@@ -96,6 +97,8 @@ ARCHITECTURES = {
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
+_NORMED = {"mamba": "falcon_mamba"}  # the same architecture whose layers norm what they make of their inputs
+_TURNED = {"granitehybrid": "bamba"}  # the same architecture with rotary positions
 _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
@@ -103,6 +106,10 @@ _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer"),
+    "hrm.layers_per_stack": ("num_layers_per_stack",),
+    "hrm.h_cycles": ("H_cycles",),
+    "hrm.l_cycles": ("L_cycles",),
+    "hrm.prefix_lm": ("prefix_lm",),
     "use_parallel_residual": ("use_parallel_residual",),
     "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head"),
@@ -122,7 +129,7 @@ _KEYS = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "logit_scale": ("logit_scale", "logits_scaling"),
-    "embedding_scale": ("embedding_multiplier",),
+    "embedding_scale": ("embedding_multiplier", "embedding_scale"),
     "residual_scale": ("residual_multiplier",),
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
@@ -214,6 +221,10 @@ def _derive(file: GgufFile) -> Any:
         kind = _WINDOWED.get(architecture, kind)
     if keys.get("attention.temperature_scale"):
         kind = _BY_POSITION.get(architecture, kind)
+    if keys.get("ssm.dt_b_c_rms"):
+        kind = _NORMED.get(architecture, kind)
+    if has_rotary_positions(keys):
+        kind = _TURNED.get(architecture, kind)
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()

@@ -7,7 +7,7 @@ several meanings, those that only some architectures have come first, and a tens
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)\.(?P<kind>weight|bias)$")
 _BARE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$")
@@ -34,6 +34,8 @@ _OUTSIDE = {
     "altup_projections": ("altup_proj",),
     "altup_unembed_projections": ("altup_unembd_proj",),
 }
+_BESIDE = {"z_L_init": ("hrm.z_l_init",)}  # parameters that are no module's weight or bias
+_STACKS = re.compile(r"\b(?P<stack>[LH])_module\.layers\.(?P<number>\d+)\.")  # H's layers are numbered after L's
 EMBEDDINGS = "token_embd"  # may be taken twice: where they are the head
 JOINED = ".attn_qkv."
 QUERIES_KEYS_VALUES = (".q_proj", ".k_proj", ".v_proj")  # in the order of their rows in a joined tensor
@@ -212,13 +214,15 @@ _OTHERS = {
 }
 
 
-def find_tensors(parameters: Iterable[str], tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
+def find_tensors(parameters: Collection[str], tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The tensors of the file that each parameter is made of, for those that are found; more than one are joined."""
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     order = {leaf: place for place, (leaf, _) in enumerate(_INSIDE)}
+    stacks = [match for name in parameters if (match := _STACKS.search(name))]
+    before = len({match["number"] for match in stacks if match["stack"] == "L"})
     for name in sorted(parameters, key=lambda name: order.get(_leaf(name), -1)):
-        for choice in _choices(name):
+        for choice in _choices(_in_one_stack(name, before)):
             if all(each in tensors and each not in taken for each in choice):
                 found[name] = choice
                 taken |= {
@@ -238,6 +242,14 @@ def _leaf(name: str) -> str:
     return match["leaf"] if match else ""
 
 
+def _in_one_stack(name: str, before: int) -> str:
+    """The name of a parameter with its layer's number in the file, where a stack is ``before`` its own."""
+    match = _STACKS.search(name)
+    if match is None or match["stack"] == "L":
+        return name
+    return f"{name[: match.start('number')]}{int(match['number']) + before}{name[match.end('number') :]}"
+
+
 def _choices(name: str) -> list[tuple[str, ...]]:
     """What a parameter may be in a file, the likeliest first."""
     if match := _LAYER.search(name):
@@ -251,4 +263,4 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several
         last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
-    return [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]
+    return [(found,) for found in _BESIDE.get(kind, ())] + [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]

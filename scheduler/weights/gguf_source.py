@@ -51,7 +51,9 @@ class GgufSource:
         blocks of one scale have more than 32 elements.
         """
         scales = self._kind.scales
-        return None if scales is None or self.group > _BLOCK else StoredRows(self._bytes(start, stop), self._kind.codes, scales)
+        if scales is None or self.group > _BLOCK:
+            return None
+        return StoredRows(self._bytes(start, stop), self._kind.codes, scales)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""

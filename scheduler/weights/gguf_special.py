@@ -207,6 +207,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
+    "glm4": (_read_further_layers,),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "gptneox": (_read_rough_activation,),

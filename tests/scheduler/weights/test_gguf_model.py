@@ -258,7 +258,10 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 _PACKED = [
     "mamba2",
+    "mamba normed",
+    "granitehybrid rotary",
     "olmo",
+    "hrm_text",
     "bitnet",
     "hunyuan_vl",
     "jais2",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_kit import F32, Q8_0, store, write_file
-from gguf_loaded import read, rewritten, settings
+from gguf_kit import F32, Q8_0, Stored, store, write_file
+from gguf_loaded import logits, read, rewritten, settings
 from gguf_metadata import config_of, metadata_of
 from gguf_models import written
 
@@ -199,3 +199,24 @@ def test_rotary_positions_are_not_always_stretched(tmp_path: Path) -> None:
     assert settings(rewritten(path, "hunyuan_vl", {}, **twice)).rope_parameters["rope_type"] == "linear"
     once = {**twice, "hunyuan_vl.rope.scaling.factor": 1.0}
     assert settings(rewritten(path, "hunyuan_vl", {}, **once)).rope_parameters["rope_type"] == "default"
+
+
+def test_rows_are_in_halves_where_positions_have_several_numbers(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "glm4", F32)
+    sections = {"glm4.rope.dimension_sections": [2, 1, 1, 0]}
+    change: dict[str, Stored | None] = {}
+    for name, tensor in GgufFile(path).tensors.items():
+        if "attn_q." in name or "attn_k." in name:
+            heads = all_values(tensor, torch.float32).unflatten(0, (-1, 16))
+            change[name] = store(torch.cat([heads[:, :8:2], heads[:, 1:8:2], heads[:, 8:]], 1).flatten(0, 1))
+    assert torch.equal(logits(read(rewritten(path, "glm4", change, **sections))), logits(read(path)))
+    damaged = rewritten(path, "glm4", change, **sections, **{"glm4.rope.dimension_count": 7})
+    with pytest.raises(GgufError, match="are not pairs of rows"):
+        read(damaged)
+
+
+def test_a_layer_that_predicts_further_tokens_is_none_of_the_model(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "glm4", F32)
+    further = {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}
+    got = read(rewritten(path, "glm4", {"blk.2.attn_norm.weight": store(torch.ones(64))}, **further))
+    assert torch.equal(logits(got), logits(want))
