@@ -263,4 +263,4 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several
         last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
-    return [(found,) for found in _BESIDE.get(kind, ())] + [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]
+    return [(found,) for found in (*_BESIDE.get(kind, ()), *(f"{name}.{kind}" for name in _OUTSIDE.get(last, ())))]

@@ -207,7 +207,7 @@ def test_rows_are_in_halves_where_positions_have_several_numbers(tmp_path: Path)
     change: dict[str, Stored | None] = {}
     for name, tensor in GgufFile(path).tensors.items():
         if "attn_q." in name or "attn_k." in name:
-            heads = all_values(tensor, torch.float32).unflatten(0, (-1, 16))
+            heads = all_values(tensor, torch.float32).view(-1, 16, *tensor.shape[1:])
             change[name] = store(torch.cat([heads[:, :8:2], heads[:, 1:8:2], heads[:, 8:]], 1).flatten(0, 1))
     assert torch.equal(logits(read(rewritten(path, "glm4", change, **sections))), logits(read(path)))
     damaged = rewritten(path, "glm4", change, **sections, **{"glm4.rope.dimension_count": 7})

@@ -85,7 +85,8 @@ def tq1_0(b: bytes, i: int) -> float:
         at, power = 32 + i % 16, (i - 160) // 16
     else:
         at, power = 48 + i % 4, (i - 240) // 4
-    return half(b, 52) * ((b[at] * 3**power % 256) * 3 // 256 - 1)
+    code: int = (b[at] * 3**power % 256) * 3 // 256
+    return half(b, 52) * (code - 1)
 
 
 def tq2_0(b: bytes, i: int) -> float:
