@@ -11,6 +11,7 @@ _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta"
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 _EACH_ITS_OWN = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+_ALL_HEADS = {**SHAPE, "num_key_value_heads": 4}
 _MPT: dict[str, Any] = {"vocab_size": 288, "d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256, **ENDS}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -81,6 +82,17 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1Config",
         {**TIED, "head_dim": 32, "rope_parameters": {**_DEFAULT_ROPE, "rope_theta": 10000.0 * 10.0 ** (32 / 30)}},
     ),
+    "baichuan": ("LlamaConfig", _ALL_HEADS),
+    "orion": (
+        "StableLmConfig",
+        {
+            **_ALL_HEADS,
+            "use_parallel_residual": False,
+            "rope_parameters": {**_DEFAULT_ROPE, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "qwen": ("Qwen2Config", _ALL_HEADS),
+    "xverse": ("LlamaConfig", _ALL_HEADS),
     "paddleocr": ("LlamaConfig", {**TIED, "head_dim": 32}),
     "seed_oss biased": (
         "SeedOssConfig",

@@ -10,6 +10,7 @@ from gguf_kit import byte_tokens
 from gguf_shapes import MODELS
 from tiny_models import TEMPLATE
 
+_OLD = ("baichuan", "orion", "qwen", "xverse")  # their models are not of transformers
 _WITHOUT_HEAD_WIDTH = (
     "llama",
     "internlm2",
@@ -18,6 +19,7 @@ _WITHOUT_HEAD_WIDTH = (
     "granite",
     "starcoder2",
     "bitnet",
+    *_OLD,
 )  # llama.cpp's converter need not write it
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
 IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
@@ -129,6 +131,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["attention.clamp_kqv"] = config.attn_config.clip_qkv
     if architecture == "bitnet":
         said |= {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+    if architecture in _OLD and architecture != "orion":
+        del said["attention.head_count_kv"]
+    if architecture == "qwen":
+        said["feed_forward_length"] = 2 * config.intermediate_size
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
     if label in ("olmo2 windows", "exaone4 windows", "exaone-moe"):
@@ -146,12 +152,12 @@ def metadata_of(label: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if "rope_theta" in rope and architecture != "gptneox":
+    if "rope_theta" in rope and architecture not in ("gptneox", "orion"):
         said["rope.freq_base"] = float(rope["rope_theta"])
     if architecture == "hunyuan_vl":
         said |= {"rope.freq_base": 10000.0, "rope.scaling.alpha": 10.0, "rope.dimension_sections": [4, 4, 4, 4]}
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    if part and architecture != "gemma4":
+    if part and architecture not in ("gemma4", "orion"):
         said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))
     named = {f"{architecture}.{key}": value for key, value in said.items()}
     template = {"tokenizer.chat_template": TEMPLATE}

@@ -27,6 +27,8 @@ _PERMUTED = (
     "mistral3",
     "olmo",
     "smollm3",
+    "baichuan",
+    "xverse",
     *HYBRID,
 )
 _ADDED = (

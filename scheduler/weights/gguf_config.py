@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
+    "baichuan": "llama",
     "bitnet": "bitnet",
     "bloom": "bloom",
     "chatglm": "glm",
@@ -75,9 +76,11 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "orion": "stablelm",
     "paddleocr": "llama",
     "phi2": "phi",
     "phi3": "phi3",
+    "qwen": "qwen2",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text
@@ -93,6 +96,7 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "starcoder": "gpt_bigcode",
     "starcoder2": "starcoder2",
+    "xverse": "llama",
 }
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids

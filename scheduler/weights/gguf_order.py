@@ -15,6 +15,7 @@ from scheduler.weights.gguf_names import JOINED, QUERIES_KEYS_VALUES
 _PERMUTED = frozenset(
     {
         "arcee",
+        "baichuan",
         "deci",
         "granite",
         "granitehybrid",
@@ -28,6 +29,7 @@ _PERMUTED = frozenset(
         "nemotron_h_moe",
         "olmo",
         "smollm3",
+        "xverse",
     }
 )
 # Those whose rows of queries and keys that rotary positions turn are stored in halves, not in pairs, if positions have

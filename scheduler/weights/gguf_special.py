@@ -55,6 +55,33 @@ def _read_epsilon(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     }
 
 
+def _read_whole_turns(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions turn whole heads. All models have those of one base, which files do not say."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}
+
+
+def _read_half_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Each head has keys of its own, and gates and ups are together as wide as the file says. As in llama.cpp, queries
+    do not grow with positions beyond those of the training.
+    """
+    width = largest(keys.get("feed_forward_length", 0))
+    return {"num_key_value_heads": said["num_attention_heads"], "intermediate_size": width // 2}
+
+
+def _check_rotary(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: of the two models the larger one, of 13 billion weights, has no rotary positions."""
+    if said["num_hidden_layers"] == 40:
+        raise GgufError("its attention depends on distances, which that of transformers' model does not")
+    return {}
+
+
+def _check_each_its_own(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: llama.cpp's converter mixes up the rows of keys that several heads have."""
+    if said.get("num_key_value_heads", said["num_attention_heads"]) != said["num_attention_heads"]:
+        raise GgufError("the rows of its keys are not in an order that is known")
+    return {"num_key_value_heads": said["num_attention_heads"]}
+
+
 def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What embeddings, layers and logits are multiplied by. Older files do not say it, when it was the same for all."""
     if keys.get("expert_count"):
@@ -193,6 +220,7 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
+    "baichuan": (_check_rotary, _check_each_its_own),
     "bitnet": (_read_gates,),
     "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
@@ -224,11 +252,14 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),
+    "orion": (_sequential, _read_whole_turns),
     "phi3": (_long_factors,),
+    "qwen": (_read_epsilon, _read_half_widths),
     "qwen35": (read_linear_attention, _read_sections),
     "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (read_normed_choices,),
     "qwen3vlmoe": (read_normed_choices,),
     "qwen3next": (read_linear_attention,),
     "stablelm": (_sequential,),
+    "xverse": (_check_each_its_own,),
 }

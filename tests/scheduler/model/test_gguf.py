@@ -47,6 +47,8 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("internlm2", Q4_0),
         ("minicpm", Q8_0),
         ("olmo", Q4_0),
+        ("orion", Q8_0),
+        ("qwen", Q4_0),
         ("hrm_text", Q4_0),
         ("bitnet", Q4_0),
         ("hunyuan_vl", Q8_0),

@@ -220,3 +220,14 @@ def test_a_layer_that_predicts_further_tokens_is_none_of_the_model(tmp_path: Pat
     further = {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}
     got = read(rewritten(path, "glm4", {"blk.2.attn_norm.weight": store(torch.ones(64))}, **further))
     assert torch.equal(logits(got), logits(want))
+
+
+def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "baichuan", Q8_0)
+    with pytest.raises(GgufError, match="its attention depends on distances"):
+        settings(rewritten(path, "baichuan", {}, **{"baichuan.block_count": 40}))
+    for label in ("baichuan", "xverse"):
+        path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+        grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
+        with pytest.raises(GgufError, match="the rows of its keys"):
+            settings(grouped)
