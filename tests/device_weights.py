@@ -20,7 +20,7 @@ from scheduler.weights.quantised_weight import QuantisedWeight
 
 CPU = torch.device("cpu")
 TYPE_NUMBERS = {each.name: number for number, each in TYPES.items() if each.dtype is None}
-_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
+_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": ()}
 _TWO = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 STORED: dict[str, tuple[Any, dict[str, Any]]] = {
     "GPTQ": (integers(gptq, 4), said_by(gptq, 4, 32)),

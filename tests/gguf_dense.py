@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS, YARN
+from gguf_widths import ENDS, EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS, YARN
 
 _GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+_EACH_ITS_OWN = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+_ALL_HEADS = {**SHAPE, "num_key_value_heads": 4}
+_MPT: dict[str, Any] = {"vocab_size": 288, "d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 256, **ENDS}
 
 # By a label, whose first word is GGUF's name of the architecture.
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -75,6 +78,22 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", {**SHAPE, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE}),
     "arcee": ("ArceeConfig", {**SHAPE, "head_dim": 32}),
     "hunyuan-dense": ("HunYuanDenseV1Config", {**TIED, "head_dim": 32}),
+    "hunyuan_vl": (
+        "HunYuanDenseV1Config",
+        {**TIED, "head_dim": 32, "rope_parameters": {**_DEFAULT_ROPE, "rope_theta": 10000.0 * 10.0 ** (32 / 30)}},
+    ),
+    "baichuan": ("LlamaConfig", _ALL_HEADS),
+    "orion": (
+        "StableLmConfig",
+        {
+            **_ALL_HEADS,
+            "use_parallel_residual": False,
+            "rope_parameters": {**_DEFAULT_ROPE, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "qwen": ("Qwen2Config", _ALL_HEADS),
+    "xverse": ("LlamaConfig", _ALL_HEADS),
+    "paddleocr": ("LlamaConfig", {**TIED, "head_dim": 32}),
     "seed_oss biased": (
         "SeedOssConfig",
         {**SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
@@ -82,8 +101,22 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssConfig", {**SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "nemotron": ("NemotronConfig", SHAPE),
     "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **OLD}),
+    "gptneox": ("GPTNeoXConfig", _EACH_ITS_OWN),
+    "gptneox sequential": ("GPTNeoXConfig", {**_EACH_ITS_OWN, "use_parallel_residual": False}),
+    "hrm_text": (
+        "HrmTextConfig",
+        {**_EACH_ITS_OWN, "head_dim": 32, "H_cycles": 1, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False},
+    ),
+    "mpt": ("MptConfig", {**_MPT, "attn_config": {"clip_qkv": 1.5, "alibi_bias_max": 4}}),
+    "starcoder": (
+        "GPTBigCodeConfig",
+        {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "n_inner": 256, **OLD},
+    ),
     "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
     "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "bitnet": ("BitNetConfig", {**TIED, "hidden_act": "silu", "rope_parameters": _DEFAULT_ROPE}),
+    "jais2": ("Jais2Config", {**SHAPE, "head_dim": 16}),
+    "jais2 unbiased": ("Jais2Config", {**SHAPE, "attention_bias": False, "mlp_bias": False}),
     "bloom": ("BloomConfig", {**OLD, "n_layer": 2, "n_head": 4}),
     "olmo": ("OlmoConfig", {**SHAPE, "clip_qkv": 1.5}),
     "ernie4_5": ("Ernie4_5Config", {**SHAPE, "head_dim": 16}),

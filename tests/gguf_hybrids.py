@@ -6,6 +6,7 @@ from typing import Any
 
 from gguf_widths import EXPERTS, FEW, OLD, ROPE, ROUTED, SCALES, SHAPE, TIED, UNNORMED
 
+_OF_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 _MAMBA = {
     **SHAPE,
     **SCALES,
@@ -13,9 +14,7 @@ _MAMBA = {
     "layer_types": ["mamba", "attention", "mamba"],
     "shared_intermediate_size": 64,
     "position_embedding_type": "nope",
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 16,
+    **_OF_MAMBA,
     "mamba_n_groups": 1,
 }
 _SINGLE_PARTS = {
@@ -82,6 +81,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridConfig",
         {**_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_groups": 2},
     ),
+    "granitehybrid rotary": (
+        "BambaConfig",
+        {**SHAPE, "num_hidden_layers": 3, "attn_layer_indices": [1], **_OF_MAMBA, "mamba_n_groups": 2},
+    ),
     "nemotron_h": (
         "NemotronHConfig",
         {
@@ -138,6 +141,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_PARALLEL, "mamba_rms_norm": True, "mamba_n_groups": 1, "mamba_conv_bias": False, "mamba_d_ssm": 64},
     ),
     "mamba": ("MambaConfig", {**OLD, "num_hidden_layers": 2}),
+    "mamba normed": ("FalconMambaConfig", {**OLD, "num_hidden_layers": 2, "time_step_rank": 32}),
     "mamba2": (
         "Mamba2Config",
         {**OLD, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},

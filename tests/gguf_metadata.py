@@ -10,6 +10,7 @@ from gguf_kit import byte_tokens
 from gguf_shapes import MODELS
 from tiny_models import TEMPLATE
 
+_OLD = ("baichuan", "orion", "qwen", "xverse")  # their models are not of transformers
 _WITHOUT_HEAD_WIDTH = (
     "llama",
     "internlm2",
@@ -18,6 +19,8 @@ _WITHOUT_HEAD_WIDTH = (
     "granite",
     "granite_swa",
     "starcoder2",
+    "bitnet",
+    *_OLD,
 )  # llama.cpp's converter need not write it
 _LISTED = ("cohere2moe", "exaone-moe", "granite_swa", "mellum")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
@@ -25,7 +28,7 @@ IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
-    "context_length": ("max_position_embeddings",),
+    "context_length": ("max_position_embeddings", "max_seq_len"),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
     "feed_forward_length": (
@@ -35,6 +38,7 @@ _KEYS = {
         "ffn_hidden_size",
         "n_inner",
     ),
+    "use_parallel_residual": ("use_parallel_residual",),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
@@ -44,7 +48,11 @@ _KEYS = {
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
-    "embedding_scale": ("embedding_multiplier",),
+    "embedding_scale": ("embedding_multiplier", "embedding_scale"),
+    "hrm.layers_per_stack": ("num_layers_per_stack",),
+    "hrm.h_cycles": ("H_cycles",),
+    "hrm.l_cycles": ("L_cycles",),
+    "hrm.prefix_lm": ("prefix_lm",),
     "residual_scale": ("residual_multiplier",),
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
@@ -138,6 +146,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["expert_feed_forward_length"] = config.intermediate_size
     if label == "llama4 dense":
         said["attention.sliding_window"] = 0
+    if label == "mamba normed":
+        said["ssm.dt_b_c_rms"] = True
     if architecture == "mamba2":
         said["ssm.inner_size"] = config.num_heads * config.head_dim
         said["ssm.time_step_rank"] = config.num_heads
@@ -157,6 +167,15 @@ def metadata_of(label: str) -> dict[str, Any]:
         said = {key: value for key, value in said.items() if "expert" not in key}
     if architecture == "gpt-oss":
         said |= _stretched(config.rope_parameters)
+    if architecture == "mpt":
+        said["attention.max_alibi_bias"] = float(config.attn_config.alibi_bias_max)
+        said["attention.clamp_kqv"] = config.attn_config.clip_qkv
+    if architecture == "bitnet":
+        said |= {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+    if architecture in _OLD and architecture != "orion":
+        del said["attention.head_count_kv"]
+    if architecture == "qwen":
+        said["feed_forward_length"] = 2 * config.intermediate_size
     if architecture == "phi3":
         said["attention.sliding_window"] = config.sliding_window or 0
     if label in ("olmo2 windows", "exaone4 windows") or architecture in _LISTED:
@@ -174,10 +193,12 @@ def metadata_of(label: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if "rope_theta" in rope:
+    if "rope_theta" in rope and architecture not in ("gptneox", "orion"):
         said["rope.freq_base"] = float(rope["rope_theta"])
+    if architecture == "hunyuan_vl":
+        said |= {"rope.freq_base": 10000.0, "rope.scaling.alpha": 10.0, "rope.dimension_sections": [4, 4, 4, 4]}
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    if part and architecture != "gemma4":
+    if part and architecture not in ("gemma4", "orion"):
         said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))
     named = {f"{architecture}.{key}": value for key, value in said.items()}
     template = {"tokenizer.chat_template": TEMPLATE}
@@ -270,10 +291,12 @@ def _two_widths(config: Any) -> dict[str, Any]:
 
 def _mamba(config: Any) -> dict[str, Any]:
     """What a converter says of layers of Mamba 2."""
+    turned, kinds = config.model_type == "bamba", config.layers_block_type
+    width = {} if turned else {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     return {
-        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in config.layer_types],
-        "rope.scaling.finetuned": False,
-        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        "attention.head_count_kv": [2 if kind == "full_attention" else 0 for kind in kinds],
+        "rope.scaling.finetuned": turned,
+        **width,
         **_widths_of_mamba(config),
     }
 

@@ -28,6 +28,8 @@ _PERMUTED = (
     "mistral3",
     "olmo",
     "smollm3",
+    "baichuan",
+    "xverse",
     *HYBRID,
 )
 _ADDED = (
@@ -109,6 +111,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return _experts(architecture, name, weight, kind)
     if name.endswith(tuple(_SCALES_IN_LAYERS)):
         leaf = next(made for end, made in _SCALES_IN_LAYERS.items() if name.endswith(end))
+        leaf += ".weight" if leaf == "ffn_norm" and architecture != "falcon-h1" else ""
         return {f"blk.{_number(name)}.{leaf}": store(weight)}
     if name.endswith((".router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
         bias = "exp_probs_b" if architecture == "hy_v3" else "exp_probs_b.bias"
@@ -121,7 +124,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
-    found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)].replace(".N.", f".{_number(name)}.")
+    before = model.config.num_layers_per_stack if ".H_module." in name else 0  # layers of another stack
+    found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)]
+    found = found.replace(".N.", f".{int(_number(name) or 0) + before}.")
     found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
     if architecture in IN_TURNS and "linear_attn" in name and not name.endswith("norm.weight"):
         return {found: _in_turns(model.config, name, weight, kind)}

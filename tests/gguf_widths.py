@@ -18,7 +18,8 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 TIED = {**SHAPE, "tie_word_embeddings": True}
-OLD: dict[str, Any] = {"vocab_size": 288, "hidden_size": 64, "eos_token_id": 258, "bos_token_id": None}
+ENDS: dict[str, Any] = {"eos_token_id": 258, "bos_token_id": None}
+OLD: dict[str, Any] = {"vocab_size": 288, "hidden_size": 64, **ENDS}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 FEW = {"num_experts_per_tok": 2, "num_experts": 4}
 ROUTED = {

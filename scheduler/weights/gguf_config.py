@@ -16,7 +16,7 @@ from scheduler.weights.gguf_ends import read_ends
 from scheduler.weights.gguf_experts import chooses_by_sigmoid
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
+from scheduler.weights.gguf_hybrid import MULTIPLIED, has_rotary_positions, without_multipliers
 from scheduler.weights.gguf_named import named_token
 from scheduler.weights.gguf_special import SPECIAL
 
@@ -25,6 +25,8 @@ ARCHITECTURES = {
     "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
+    "baichuan": "llama",
+    "bitnet": "bitnet",
     "bloom": "bloom",
     "chatglm": "glm",
     "cohere2": "cohere2",
@@ -49,14 +51,18 @@ ARCHITECTURES = {
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "gpt2": "gpt2",
+    "gptneox": "gpt_neox",
     "granite": "granite",
     "granite_swa": "granite_swa",
     "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
+    "hrm_text": "hrm_text",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
     "hy_v3": "hy_v3",
+    "hunyuan_vl": "hunyuan_v1_dense",
     "internlm2": "llama",
+    "jais2": "jais2",
     "jamba": "jamba",
     "laguna": "laguna",
     "lfm2": "lfm2",
@@ -70,15 +76,19 @@ ARCHITECTURES = {
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
     "mistral3": "mistral",
+    "mpt": "mpt",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
     "olmo": "olmo",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "orion": "stablelm",
+    "paddleocr": "llama",
     "phi2": "phi",
     "phi3": "phi3",
     "phimoe": "phimoe",
+    "qwen": "qwen2",
     "qwen2": "qwen2",
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text
@@ -92,17 +102,21 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
+    "starcoder": "gpt_bigcode",
     "starcoder2": "starcoder2",
+    "xverse": "llama",
 }
 _EXPERTS = {"granite_swa": "granitemoe_swa", "llama": "mixtral"}  # the same architecture with experts
 _SHARED = {"granitemoe": "granitemoeshared"}  # the same architecture with an expert that all tokens have
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
+_NORMED = {"mamba": "falcon_mamba"}  # the same architecture whose layers norm what they make of their inputs
+_TURNED = {"granitehybrid": "bamba"}  # the same architecture with rotary positions
 _BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
-    "context_length": ("max_position_embeddings", "n_positions"),
+    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
     "block_count": ("num_hidden_layers", "n_layer"),
     "feed_forward_length": (
@@ -112,6 +126,11 @@ _KEYS = {
         "ffn_hidden_size",
         "n_inner",
     ),
+    "hrm.layers_per_stack": ("num_layers_per_stack",),
+    "hrm.h_cycles": ("H_cycles",),
+    "hrm.l_cycles": ("L_cycles",),
+    "hrm.prefix_lm": ("prefix_lm",),
+    "use_parallel_residual": ("use_parallel_residual",),
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
     "attention.key_length": ("head_dim",),
@@ -129,7 +148,7 @@ _KEYS = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "logit_scale": ("logit_scale", "logits_scaling"),
-    "embedding_scale": ("embedding_multiplier",),
+    "embedding_scale": ("embedding_multiplier", "embedding_scale"),
     "residual_scale": ("residual_multiplier",),
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k"),
@@ -233,6 +252,10 @@ def _derive(file: GgufFile) -> Any:
         kind = _WINDOWED.get(architecture, kind)
     if keys.get("attention.temperature_scale"):
         kind = _BY_POSITION.get(architecture, kind)
+    if keys.get("ssm.dt_b_c_rms"):
+        kind = _NORMED.get(architecture, kind)
+    if has_rotary_positions(keys):
+        kind = _TURNED.get(architecture, kind)
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()
@@ -298,7 +321,8 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     usual = (default.rope_parameters or {}).get("partial_rotary_factor", 1.0)
     if turned and head and "attention.kv_lora_rank" not in keys and turned / head != usual:
         said["partial_rotary_factor"] = turned / head
-    if (form := _SCALES.get(keys.get("rope.scaling.type", "none"), "default")) != "default":
+    form = _SCALES.get(keys.get("rope.scaling.type", "none"), "default")
+    if form != "default" and not (form == "linear" and keys.get("rope.scaling.factor") == 1):
         said["rope_scaling"] = _read_stretching(file, keys, form)
     return said
 

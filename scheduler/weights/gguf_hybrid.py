@@ -39,6 +39,11 @@ def read_convolutions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
+def has_rotary_positions(keys: Mapping[str, Any]) -> bool:
+    """Whether attention among layers of Mamba 2 has rotary positions. It then has no scale of its own."""
+    return bool(keys.get("rope.scaling.finetuned")) and "attention.scale" not in keys
+
+
 def read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers without heads for keys are of Mamba 2; the widths of those, and of the multilayer perceptron that all have
     beside experts, or alone.
@@ -47,12 +52,14 @@ def read_mamba(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) ->
     if not isinstance(heads, list) or len(heads) != said["num_hidden_layers"]:
         raise GgufError("the file does not say which of its layers have attention")
     widths = _widths_of_mamba(file, keys)
+    widths["mamba_expand"] = widths["mamba_n_heads"] * widths["mamba_d_head"] // said["hidden_size"]
+    widths["intermediate_size"] = largest(keys.get("feed_forward_length"))
+    if has_rotary_positions(keys):
+        return {**widths, "attn_layer_indices": [number for number, each in enumerate(heads) if each]}
     width = keys.get("expert_shared_feed_forward_length", largest(keys.get("feed_forward_length")))
     return {
         "layer_types": ["attention" if each else "mamba" for each in heads],
         **widths,
-        "mamba_expand": widths["mamba_n_heads"] * widths["mamba_d_head"] // said["hidden_size"],
-        "intermediate_size": largest(keys.get("feed_forward_length")),
         "shared_intermediate_size": width,
         "num_local_experts": keys.get("expert_count", 0),
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned") else "nope",

@@ -7,7 +7,7 @@ several meanings, those that only some architectures have come first, and a tens
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)\.(?P<kind>weight|bias)$")
 _BARE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$")
@@ -15,6 +15,7 @@ _BARE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$
 # Outside of layers: the last part of a module's name, and what it may be in the file, the first that is there.
 _OUTSIDE = {
     "embed_tokens": ("token_embd",),
+    "embed_in": ("token_embd",),
     "wte": ("token_embd",),
     "word_embeddings": ("token_embd",),
     "embeddings": ("token_embd",),
@@ -23,6 +24,7 @@ _OUTSIDE = {
     "embedding_norm": ("output_norm", "token_embd_norm"),
     "norm": ("output_norm",),
     "final_layernorm": ("output_norm",),
+    "final_layer_norm": ("output_norm",),
     "norm_f": ("output_norm",),
     "ln_f": ("output_norm",),
     "lm_head": ("output", "token_embd"),
@@ -32,6 +34,8 @@ _OUTSIDE = {
     "altup_projections": ("altup_proj",),
     "altup_unembed_projections": ("altup_unembd_proj",),
 }
+_BESIDE = {"z_L_init": ("hrm.z_l_init",)}  # parameters that are no module's weight or bias
+_STACKS = re.compile(r"\b(?P<stack>[LH])_module\.layers\.(?P<number>\d+)\.")  # H's layers are numbered after L's
 EMBEDDINGS = "token_embd"  # may be taken twice: where they are the head
 JOINED = ".attn_qkv."
 QUERIES_KEYS_VALUES = (".q_proj", ".k_proj", ".v_proj")  # in the order of their rows in a joined tensor
@@ -59,6 +63,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.k_layernorm", ("attn_k_norm",)),
     ("self_attn.query_layernorm", ("attn_q_norm",)),
     ("self_attn.key_layernorm", ("attn_k_norm",)),
+    ("self_attn.attn_sub_norm", ("attn_sub_norm",)),
     ("self_attn.sinks", ("attn_sinks",)),
     ("self_attention.query_key_value", ("attn_qkv",)),
     ("self_attention.dense", ("attn_output",)),
@@ -66,18 +71,25 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm_attn_norm.norm_2", ("attn_output_norm",)),
     ("norm_attn_norm.attn.Wqkv", ("attn_qkv",)),
     ("norm_attn_norm.attn.out_proj", ("attn_output",)),
+    ("attention.query_key_value", ("attn_qkv",)),
+    ("attention.dense", ("attn_output",)),
     ("attn.c_attn", ("attn_qkv",)),
     ("attn.c_proj", ("attn_output",)),
+    ("attn.Wqkv", ("attn_qkv",)),
+    ("attn.out_proj", ("attn_output",)),
     ("mlp.gate_proj", ("ffn_gate",)),
     ("mlp.up_proj", ("ffn_up",)),
     ("mlp.down_proj", ("ffn_down",)),
     ("mlp.gate_up_proj", ("ffn_up",)),
+    ("mlp.ffn_sub_norm", ("ffn_sub_norm",)),
     ("mlp.fc1", ("ffn_up",)),
     ("mlp.fc2", ("ffn_down",)),
     ("mlp.c_fc", ("ffn_up",)),
     ("mlp.c_proj", ("ffn_down",)),
     ("mlp.dense_h_to_4h", ("ffn_up",)),
     ("mlp.dense_4h_to_h", ("ffn_down",)),
+    ("ffn.up_proj", ("ffn_up",)),
+    ("ffn.down_proj", ("ffn_down",)),
     ("feed_forward.w1", ("ffn_gate",)),
     ("feed_forward.w2", ("ffn_down",)),
     ("feed_forward.w3", ("ffn_up",)),
@@ -149,6 +161,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("linear_attn.norm", ("ssm_norm",)),
     ("linear_attn.out_proj", ("ssm_out",)),
     ("norm", ("attn_norm",)),
+    ("norm_1", ("attn_norm",)),
+    ("norm_2", ("ffn_norm",)),
     ("ln_1", ("attn_norm",)),
     ("ln_2", ("ffn_norm",)),
     ("ln_attn", ("attn_norm_2",)),
@@ -209,13 +223,15 @@ _OTHERS = {
 }
 
 
-def find_tensors(parameters: Iterable[str], tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
+def find_tensors(parameters: Collection[str], tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The tensors of the file that each parameter is made of, for those that are found; more than one are joined."""
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     order = {leaf: place for place, (leaf, _) in enumerate(_INSIDE)}
+    stacks = [match for name in parameters if (match := _STACKS.search(name))]
+    before = len({match["number"] for match in stacks if match["stack"] == "L"})
     for name in sorted(parameters, key=lambda name: order.get(_leaf(name), -1)):
-        for choice in _choices(name):
+        for choice in _choices(_in_one_stack(name, before)):
             if all(each in tensors and each not in taken for each in choice):
                 found[name] = choice
                 taken |= {
@@ -235,6 +251,14 @@ def _leaf(name: str) -> str:
     return match["leaf"] if match else ""
 
 
+def _in_one_stack(name: str, before: int) -> str:
+    """The name of a parameter with its layer's number in the file, where a stack is ``before`` its own."""
+    match = _STACKS.search(name)
+    if match is None or match["stack"] == "L":
+        return name
+    return f"{name[: match.start('number')]}{int(match['number']) + before}{name[match.end('number') :]}"
+
+
 def _choices(name: str) -> list[tuple[str, ...]]:
     """What a parameter may be in a file, the likeliest first."""
     if match := _LAYER.search(name):
@@ -248,4 +272,4 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several
         last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
-    return [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]
+    return [(found,) for found in (*_BESIDE.get(kind, ()), *(f"{name}.{kind}" for name in _OUTSIDE.get(last, ())))]

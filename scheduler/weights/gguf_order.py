@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from scheduler.weights.gguf_names import JOINED, QUERIES_KEYS_VALUES
 _PERMUTED = frozenset(
     {
         "arcee",
+        "baichuan",
         "deci",
         "granite",
         "granite_swa",
@@ -28,8 +30,12 @@ _PERMUTED = frozenset(
         "nemotron_h_moe",
         "olmo",
         "smollm3",
+        "xverse",
     }
 )
+# Those whose rows of queries and keys that rotary positions turn are stored in halves, not in pairs, if positions have
+# several numbers.
+_HALVED = frozenset({"glm4"})
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
@@ -38,9 +44,9 @@ _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A
 class StoredOrder:
     """Where the rows and columns of a model's parameters are in the tensors of its file."""
 
-    def __init__(self, architecture: str, config: Any) -> None:
-        """``architecture``: what the file calls it. ``config``: of the model."""
-        self._architecture, self._config = architecture, config
+    def __init__(self, architecture: str, config: Any, keys: Mapping[str, Any]) -> None:
+        """``architecture``: what the file calls it; ``keys``: what it says of it. ``config``: of the model."""
+        self._architecture, self._config, self._keys = architecture, config, keys
 
     def rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
         """int64 ``[out]``: which row of the tensors, one after the other, each row of the parameter ``name`` is; None
@@ -60,13 +66,13 @@ class StoredOrder:
         place = next((place for place, leaf in enumerate(QUERIES_KEYS_VALUES) if f"{leaf}." in name), None)
         if place is None:
             return None
-        joined, permuted = JOINED in part.name, self._architecture in _PERMUTED and place < 2
+        joined, of_head = JOINED in part.name, self._of_head() if place < 2 else None
         first, out = self._rows_of(place, part) if joined else (0, out)
-        if not permuted:
+        if of_head is None:
             return torch.arange(first, first + out) if joined else None
-        if out % self._width or self._width % 2:
+        if out % self._width:
             raise GgufError(f"{part.name!r} does not have whole heads")
-        return first + torch.arange(out).view(-1, self._width // 2, 2).transpose(1, 2).flatten()
+        return (torch.arange(first, first + out, self._width)[:, None] + of_head).flatten()
 
     def columns(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
         """int64 ``[inside]``: which input each column of the tensors is multiplied by; None if they are in order.
@@ -84,6 +90,21 @@ class StoredOrder:
         """Of a head."""
         width = getattr(self._config, "head_dim", None)
         return int(width or self._config.hidden_size // self._config.num_attention_heads)
+
+    def _of_head(self) -> torch.Tensor | None:
+        """Which row of a head of queries or keys in the file each of its rows is; None if they are in order. Raises
+        ``GgufError`` where they are not in pairs.
+        """
+        permuted = self._architecture in _PERMUTED
+        halved = self._architecture in _HALVED and any(self._keys.get("rope.dimension_sections", ()))
+        if not permuted and not halved:
+            return None
+        width, turned = self._width, self._keys.get("rope.dimension_count") or self._width
+        if width % 2 or (halved and (turned % 2 or turned > width)):
+            raise GgufError("the heads of queries and keys in the file are not pairs of rows")
+        if permuted:
+            return torch.arange(width).view(-1, 2).t().flatten()
+        return torch.cat([torch.arange(turned).view(2, -1).t().flatten(), torch.arange(turned, width)])
 
     def _rows_of(self, place: int, part: GgufTensor) -> tuple[int, int]:
         """The first row of queries (0), keys (1) or values (2) in a tensor of all of them, and how many they have."""

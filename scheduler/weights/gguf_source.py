@@ -12,6 +12,7 @@ from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import in_order, unpack
 from scheduler.weights.scale_layout import StoredRows
 
+_BLOCK = 32
 _ROWS = 64  # that are unpacked at a time
 
 
@@ -46,9 +47,13 @@ class GgufSource:
         return self._unpack(self._bytes(start, stop))
 
     def stored(self, start: int, stop: int) -> StoredRows | None:
-        """Rows ``start`` to ``stop`` as the file stores them; None where a table does not say where scales are."""
+        """Rows ``start`` to ``stop`` as the file stores them; None where a table does not say where scales are, or
+        blocks of one scale have more than 32 elements.
+        """
         scales = self._kind.scales
-        return None if scales is None else StoredRows(self._bytes(start, stop), self._kind.codes, scales)
+        if scales is None or self.group > _BLOCK:
+            return None
+        return StoredRows(self._bytes(start, stop), self._kind.codes, scales)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""

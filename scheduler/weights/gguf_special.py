@@ -74,6 +74,33 @@ def _read_epsilon(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     }
 
 
+def _read_whole_turns(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions turn whole heads. All models have those of one base, which files do not say."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}
+
+
+def _read_half_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Each head has keys of its own, and gates and ups are together as wide as the file says. As in llama.cpp, queries
+    do not grow with positions beyond those of the training.
+    """
+    width = largest(keys.get("feed_forward_length", 0))
+    return {"num_key_value_heads": said["num_attention_heads"], "intermediate_size": width // 2}
+
+
+def _check_rotary(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: of the two models the larger one, of 13 billion weights, has no rotary positions."""
+    if said["num_hidden_layers"] == 40:
+        raise GgufError("its attention depends on distances, which that of transformers' model does not")
+    return {}
+
+
+def _check_each_its_own(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: llama.cpp's converter mixes up the rows of keys that several heads have."""
+    if said.get("num_key_value_heads", said["num_attention_heads"]) != said["num_attention_heads"]:
+        raise GgufError("the rows of its keys are not in an order that is known")
+    return {"num_key_value_heads": said["num_attention_heads"]}
+
+
 def _read_scales(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What embeddings, layers and logits are multiplied by. Older files do not say it, when it was the same for all."""
     if keys.get("expert_count"):
@@ -144,10 +171,25 @@ def _read_turned_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
     return {"layer_rope_theta": [base if each else 0 for each in turned]}
 
 
+def _read_wider_base(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The base of rotary positions, which a factor of the file makes larger. Those of text are one number each."""
+    alpha, width = keys.get("rope.scaling.alpha"), said["head_dim"]
+    return {"rope_theta": said.get("rope_theta", 10_000.0) * alpha ** (width / (width - 2))} if alpha else {}
+
+
 def _read_plain_positions(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions, where configurations have those of Llama 3 if nothing is said: their factors are a tensor."""
     plain = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base", 10_000.0)}
     return {"rope_parameters": {**plain, **said.get("rope_scaling", {})}}
+
+
+def _read_gates(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The activation that all models have which llama.cpp's converter can write. Newer ones, whose rotary positions
+    have another base, have another one.
+    """
+    if keys.get("rope.freq_base", 10_000.0) != 10_000.0:
+        raise GgufError("the file does not say which activation its layers have: put the model's config.json beside it")
+    return {"hidden_act": "silu"}
 
 
 def _check_activations(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +224,22 @@ def _read_multiplied_factors(file: GgufFile, keys: Mapping[str, Any], said: dict
     return {**found, "lm_head_bias": "output.bias" in file.tensors}
 
 
+def _read_slopes(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How much less attention gives to tokens that are further away, and how large queries, keys and values may be."""
+    slopes = keys.get("attention.max_alibi_bias", 0)
+    if not slopes:
+        raise GgufError("its attention does not depend on distances, which that of transformers' model does")
+    return {"attn_config": {"alibi_bias_max": round(slopes), "clip_qkv": keys.get("attention.clamp_kqv")}}
+
+
+def _read_rough_activation(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The largest model's activation, of 20 billion weights, is an approximation of the others'. All have rotary
+    positions of one base, which files do not say.
+    """
+    largest = said["num_hidden_layers"] == 44 and said["hidden_size"] == 6144
+    return {"hidden_act": "gelu_fast"} if largest else {}
+
+
 def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
@@ -197,6 +255,8 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids, _read_scaled_embeddings),
     "apertus": (_read_plain_positions, _check_activations),
+    "baichuan": (_check_rotary, _check_each_its_own),
+    "bitnet": (_read_gates,),
     "chatglm": (_read_even_heads,),
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
     "dbrx": (read_nested_parts,),
@@ -217,6 +277,9 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "granite_swa": (read_which_windows, _read_turned_layers),
     "granitehybrid": (read_mamba,),
     "hy_v3": (read_further_layers, check_normed_sigmoids, read_which_experts, read_shared_experts),
+    "glm4": (read_further_layers,),
+    "gptneox": (_read_rough_activation,),
+    "hunyuan_vl": (_read_wider_base,),
     "jamba": (read_periods,),
     "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
     "lfm2": (read_convolutions,),
@@ -227,15 +290,19 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
+    "mpt": (_read_slopes,),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),
+    "orion": (_sequential, _read_whole_turns),
     "phi3": (_long_factors,),
     "phimoe": (_read_multiplied_factors,),
+    "qwen": (_read_epsilon, _read_half_widths),
     "qwen35": (read_linear_attention, _read_sections),
     "qwen35moe": (read_linear_attention, _read_sections),
     "qwen3moe": (read_normed_choices,),
     "qwen3vlmoe": (read_normed_choices,),
     "qwen3next": (read_linear_attention,),
     "stablelm": (_sequential,),
+    "xverse": (_check_each_its_own,),
 }

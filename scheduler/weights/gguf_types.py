@@ -6,6 +6,7 @@ element at place ``i`` is ``scale * (code - zero) - minimum``, or ``scale * tabl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from scheduler.weights.code_layout import ONE_TO_A_BYTE, CodeLayout, Field
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.scale_layout import Bits, ScaleLayout
+from scheduler.weights.ternary_blocks import ELEMENTS, NBYTES, unpack_ternary
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
@@ -21,7 +23,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the v
 @dataclass(frozen=True)
 class GgufType:
     """A type of tensor. ``dtype`` is None where blocks are packed; then ``codes`` says where their codes are, and
-    ``scales`` where scales are, None where they are powers of two of one byte.
+    ``scales`` where scales are, None where they are powers of two of one byte; or ``whole`` reads both.
     """
 
     name: str
@@ -34,9 +36,12 @@ class GgufType:
     table: tuple[float, ...] | None = None
     codes: CodeLayout = ONE_TO_A_BYTE
     scales: ScaleLayout | None = None
+    whole: Callable[[torch.Tensor], PackedRows] | None = None
 
     def unpack(self, blocks: torch.Tensor) -> PackedRows:
         """The rows of uint8 ``blocks [rows, blocks, nbytes]``."""
+        if self.whole is not None:
+            return self.whole(blocks)
         if self.scales is not None:
             return self.scales.unpack(blocks, self.codes)
         powers = torch.ldexp(torch.ones(blocks.shape[:-1]), blocks[..., 0].int() - 128)
@@ -55,8 +60,8 @@ def _packed(
     table: tuple[float, ...] | None = None,
     flipped: int = 0,
 ) -> GgufType:
-    """A packed type. Blocks have 256 elements where scales are of two levels, else 32."""
-    elements = 256 if scales is not None and scales.fine else 32
+    """A packed type. Blocks have 256 elements where scales are of two levels, else as many as have a scale, or 32."""
+    elements = 256 if scales is not None and scales.fine else max(group, 32)
     codes = CodeLayout(elements, nbytes, fields, flipped)
     return GgufType(name, elements, nbytes, None, bits, group, zero, table, codes, scales)
 
@@ -102,6 +107,8 @@ TYPES = {
     14: _packed("Q6_K", 210, 6, 16, 32, (Field(0, 64, 4, 2), Field(128, 32, 2, 2, up=4)), _Q6_K),
     20: _packed("IQ4_NL", 18, 4, 32, 0, (Field(2, 16, 4),), _ONE, table=_IQ4),
     23: _packed("IQ4_XS", 136, 4, 32, 0, (Field(8, 16, 4, 8),), _IQ4_XS, table=_IQ4),
+    34: GgufType("TQ1_0", ELEMENTS, NBYTES, None, 2, ELEMENTS, 1, whole=unpack_ternary),
+    35: _packed("TQ2_0", 66, 2, 256, 1, (Field(0, 32, 2, 2),), ScaleLayout((64,))),
     39: _packed("MXFP4", 17, 4, 32, 0, (Field(1, 16, 4),), None, table=_E2M1),
 }
 PLAIN_TYPES = {kind: each.dtype for kind, each in TYPES.items() if each.dtype is not None}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_kit import F32, Q8_0, store, write_file
+from gguf_kit import F32, Q8_0, Stored, store, write_file
 from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_metadata import config_of, metadata_of
 from gguf_models import written
@@ -258,3 +258,70 @@ def test_which_layers_have_rotary_positions(tmp_path: Path) -> None:
         other = rewritten(path, "granite_swa", {}, **{"granite_swa.attention.rope_pattern": wrong})
         with pytest.raises(GgufError, match="which of its layers have rotary positions"):
             settings(other)
+
+
+def test_the_activation_of_a_model_of_20_billion_weights_is_rougher(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "gptneox", Q8_0)
+    large = {"gptneox.block_count": 44, "gptneox.embedding_length": 6144}
+    assert settings(path).hidden_act == "gelu"
+    assert settings(rewritten(path, "gptneox", {}, **large)).hidden_act == "gelu_fast"
+
+
+def test_attention_that_does_not_depend_on_distances(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mpt", Q8_0)
+    assert settings(rewritten(path, "mpt", {}, **{"mpt.attention.clamp_kqv": None})).attn_config.clip_qkv is None
+    for slopes in (None, 0.0):
+        other = rewritten(path, "mpt", {}, **{"mpt.attention.max_alibi_bias": slopes})
+        with pytest.raises(GgufError, match="its attention does not depend on distances"):
+            settings(other)
+
+
+def test_activations_of_ternary_models_that_the_file_does_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "bitnet", Q8_0)
+    assert settings(rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": None})).hidden_act == "silu"
+    other = rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": 500000.0})
+    with pytest.raises(GgufError, match="which activation its layers have"):
+        settings(other)
+
+
+def test_rotary_positions_are_not_always_stretched(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "hunyuan_vl", Q8_0)
+    assert settings(path).rope_parameters["rope_theta"] == pytest.approx(want.config.rope_parameters["rope_theta"])
+    plain = settings(rewritten(path, "hunyuan_vl", {}, **{"hunyuan_vl.rope.scaling.alpha": None}))
+    assert plain.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    twice = {"hunyuan_vl.rope.scaling.type": "linear", "hunyuan_vl.rope.scaling.factor": 2.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **twice)).rope_parameters["rope_type"] == "linear"
+    once = {**twice, "hunyuan_vl.rope.scaling.factor": 1.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **once)).rope_parameters["rope_type"] == "default"
+
+
+def test_rows_are_in_halves_where_positions_have_several_numbers(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "glm4", F32)
+    sections = {"glm4.rope.dimension_sections": [2, 1, 1, 0]}
+    change: dict[str, Stored | None] = {}
+    for name, tensor in GgufFile(path).tensors.items():
+        if "attn_q." in name or "attn_k." in name:
+            heads = all_values(tensor, torch.float32).view(-1, 16, *tensor.shape[1:])
+            change[name] = store(torch.cat([heads[:, :8:2], heads[:, 1:8:2], heads[:, 8:]], 1).flatten(0, 1))
+    assert torch.equal(logits(read(rewritten(path, "glm4", change, **sections))), logits(read(path)))
+    damaged = rewritten(path, "glm4", change, **sections, **{"glm4.rope.dimension_count": 7})
+    with pytest.raises(GgufError, match="are not pairs of rows"):
+        read(damaged)
+
+
+def test_a_layer_that_predicts_further_tokens_is_none_of_the_model(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "glm4", F32)
+    further = {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}
+    got = read(rewritten(path, "glm4", {"blk.2.attn_norm.weight": store(torch.ones(64))}, **further))
+    assert torch.equal(logits(got), logits(want))
+
+
+def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "baichuan", Q8_0)
+    with pytest.raises(GgufError, match="its attention depends on distances"):
+        settings(rewritten(path, "baichuan", {}, **{"baichuan.block_count": 40}))
+    for label in ("baichuan", "xverse"):
+        path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+        grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
+        with pytest.raises(GgufError, match="the rows of its keys"):
+            settings(grouped)

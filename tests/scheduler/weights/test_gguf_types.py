@@ -78,6 +78,22 @@ def iq4_xs(b: bytes, i: int) -> float:
     return half(b, 0) * (scale - 32) * IQ4[nibble(b[8 + 16 * k : 24 + 16 * k], i % 32)]
 
 
+def tq1_0(b: bytes, i: int) -> float:
+    if i < 160:
+        at, power = i % 32, i // 32
+    elif i < 240:
+        at, power = 32 + i % 16, (i - 160) // 16
+    else:
+        at, power = 48 + i % 4, (i - 240) // 4
+    code: int = (b[at] * 3**power % 256) * 3 // 256
+    return half(b, 52) * (code - 1)
+
+
+def tq2_0(b: bytes, i: int) -> float:
+    part, j = divmod(i, 128)
+    return half(b, 64) * ((b[part * 32 + j % 32] >> 2 * (j // 32) & 3) - 1)
+
+
 def mxfp4(b: bytes, i: int) -> float:
     code = nibble(b[1:], i)
     return float(2.0 ** (b[0] - 127) * MXFP4[code & 7] * (-1 if code & 8 else 1))
@@ -96,6 +112,8 @@ ELEMENT: dict[str, Callable[[bytes, int], float]] = {
     "Q6_K": q6_k,
     "IQ4_NL": lambda b, i: half(b, 0) * IQ4[nibble(b[2:], i)],
     "IQ4_XS": iq4_xs,
+    "TQ1_0": tq1_0,
+    "TQ2_0": tq2_0,
     "MXFP4": mxfp4,
 }
 
@@ -104,9 +122,9 @@ def made_up(name: str, rows: int = 3) -> GgufTensor:
     """Random bytes, with small numbers for float16 where a block has them."""
     kind = TYPES[PACKED[name]]
     data = np.random.default_rng(7).integers(0, 256, (rows, 512 // kind.elements, kind.nbytes), dtype=np.uint8)
-    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(name, (0, 2))
-    for at in halves:
-        if at == 0 or name in {"Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K", "Q3_K", "Q6_K"}:
+    others = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": ()}
+    for at in others.get(name, (0, 2)):
+        if at == 0 or name in {"Q4_1", "Q5_1", "Q4_K", "Q5_K", *others}:
             data[..., at + 1] &= 0b10111011
     if name == "MXFP4":
         data[..., 0] = 120 + data[..., 0] % 16

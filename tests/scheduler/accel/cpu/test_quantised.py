@@ -27,7 +27,7 @@ from scheduler.weights.quantised_weight import quantised_weight_of
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 MOST = 3e-4  # inputs of products are rounded to 16 bits
 # Random errors of 2e-5 in the inputs of their products change the logits by half of this too.
-MORE = {"jamba": 1e-3, "jamba dense": 6e-4, "qwen3next": 1e-3, "qwen35": 2e-3}
+MORE = {"hrm_text": 1e-3, "jamba": 1e-3, "jamba dense": 6e-4, "qwen3next": 1e-3, "qwen35": 2e-3}
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
 
 
