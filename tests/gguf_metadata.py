@@ -88,8 +88,19 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["expert_weights_norm"] = True
     if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
-    if architecture == "deepseek2":
+    if architecture in ("deepseek2", "mistral4"):
         said |= _latents(config)
+    if architecture == "minicpm3":
+        said |= {
+            "attention.q_lora_rank": config.q_lora_rank,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "attention.key_length": config.qk_head_dim,
+            "rope.dimension_count": config.qk_rope_head_dim,
+        }
+    if label == "deepseek2 growing":
+        rope = config.rope_parameters
+        said["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+        said["attention.temperature_length"] = rope["original_max_position_embeddings"]
     if architecture in ("qwen3next", *IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
@@ -133,7 +144,7 @@ def metadata_of(label: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if "rope_theta" in rope:
+    if "rope_theta" in rope and architecture != "minicpm3":
         said["rope.freq_base"] = float(rope["rope_theta"])
     part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     if part and architecture != "gemma4":
@@ -162,8 +173,8 @@ def _latents(config: Any) -> dict[str, Any]:
     }
     if config.q_lora_rank is not None:
         said["attention.q_lora_rank"] = config.q_lora_rank
-    if config.norm_topk_prob:
-        said |= {"expert_weights_norm": True, "expert_gating_func": 2}
+    if getattr(config, "norm_topk_prob", False):
+        said |= {"expert_weights_norm": True, "expert_gating_func": 2 if config.model_type == "deepseek_v3" else 1}
     if config.rope_parameters["rope_type"] == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from gguf_kit import F32, Q4_0, Q8_0, Stored, interleaved, store, write_file
+from gguf_loaded import class_of
 from gguf_metadata import HYBRID, IN_TURNS, config_of, head_groups, metadata_of
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
@@ -59,7 +60,8 @@ def _unturned(config: Any) -> torch.Tensor:
 def random_model(label: str) -> Any:
     """A model whose every parameter matters."""
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(config_of(label), dtype=torch.float32).eval()
+    config = config_of(label)
+    model = class_of(config).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".A_log"):
@@ -109,7 +111,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if name.endswith((".router.weight", "e_score_correction_bias", ".expert_bias")) and "mlp.router" not in name:
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
-    if "kv_b_proj" in name:
+    if "kv_b_proj" in name and architecture != "minicpm3":
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
@@ -209,7 +211,7 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
-    if architecture == "gemma4":
+    if architecture in ("gemma4", "mistral4"):
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
     if architecture == "nemotron_h_moe":
         return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}

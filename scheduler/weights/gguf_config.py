@@ -60,9 +60,11 @@ ARCHITECTURES = {
     "mamba": "mamba",
     "mamba2": "mamba2",
     "minicpm": "granite",
+    "minicpm3": "minicpm3",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
     "mistral3": "mistral",
+    "mistral4": "mistral4",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
@@ -89,7 +91,10 @@ ARCHITECTURES = {
 _EXPERTS = {"llama": "mixtral"}  # the same architecture with experts
 _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
-_BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
+_BY_POSITION = {
+    "deepseek2": "mistral4",
+    "mistral3": "ministral3",
+}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {

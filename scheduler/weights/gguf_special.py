@@ -8,6 +8,7 @@ from typing import Any
 from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
+    check_softmax,
     read_choice_of_groups,
     read_last_expert_layer,
     read_normed_choices,
@@ -23,6 +24,7 @@ from scheduler.weights.gguf_hybrid import (
     read_single_parts,
     read_states_alone,
 )
+from scheduler.weights.gguf_latents import read_growing_latents, read_latents, read_scaled_latents
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
     read_some_windows,
@@ -87,27 +89,6 @@ def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
     return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
 
 
-def _read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The widths of heads whose keys and values are made of latents. Older files say them as those of other heads."""
-    key = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
-    value = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
-    turned = keys.get("rope.dimension_count")
-    if not key or not value or not turned or "attention.kv_lora_rank" not in keys:
-        raise GgufError("the file does not say how wide the parts of its keys and values are")
-    found = {
-        "q_lora_rank": keys.get("attention.q_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": key - turned,
-        "v_head_dim": value,
-        "head_dim": turned,
-        "num_key_value_heads": said["num_attention_heads"],
-    }
-    if "rope_scaling" in said and "rope.scaling.yarn_log_multiplier" in keys:
-        scale = round(keys["rope.scaling.yarn_log_multiplier"] * 10, 6)  # of a file's float32
-        found["rope_scaling"] = {**said["rope_scaling"], "mscale": scale, "mscale_all_dim": scale}
-    return found
-
-
 def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Queries that grow with the logarithm of their positions, and positions that are stretched."""
     growth = keys.get("attention.temperature_scale")
@@ -163,7 +144,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
-    "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
+    "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, _read_further_layers),
     "dots1": (read_window, check_sigmoid),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
@@ -183,8 +164,10 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "lfm2moe": (read_convolutions,),
     "mamba2": (read_states_alone,),
     "minicpm": (_long_factors, _read_scales),
+    "minicpm3": (read_scaled_latents, _long_factors),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
+    "mistral4": (read_latents, read_growing_latents, check_softmax),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),

@@ -1,0 +1,58 @@
+"""Settings of attention whose keys and values are made of latents, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+
+
+def read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The widths of heads whose keys and values are made of latents. Older files say them as those of other heads."""
+    key = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
+    value = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
+    turned = keys.get("rope.dimension_count")
+    if not key or not value or not turned or "attention.kv_lora_rank" not in keys:
+        raise GgufError("the file does not say how wide the parts of its keys and values are")
+    found = {
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": value,
+        "head_dim": turned,
+        "num_key_value_heads": said["num_attention_heads"],
+    }
+    if "rope_scaling" in said and "rope.scaling.yarn_log_multiplier" in keys:
+        scale = round(keys["rope.scaling.yarn_log_multiplier"] * 10, 6)  # of a file's float32
+        found["rope_scaling"] = {**said["rope_scaling"], "mscale": scale, "mscale_all_dim": scale}
+    return found
+
+
+def read_growing_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Queries that grow with the logarithm of their positions. Files of mistral4 do not say how much: as in the one
+    model that there is.
+    """
+    growth = keys.get("attention.temperature_scale", 0.1 if file.architecture == "mistral4" else 0.0)
+    if not growth:
+        return {}
+    if "rope_scaling" not in said:
+        raise GgufError("the file does not say how its rotary positions are stretched")
+    width = said["qk_nope_head_dim"] + said["qk_rope_head_dim"]
+    more = {
+        "rope_theta": keys.get("rope.freq_base", 10_000.0),
+        "partial_rotary_factor": said["qk_rope_head_dim"] / width,
+        "llama_4_scaling_beta": growth,
+    }
+    return {"head_dim": width, "rope_parameters": {**said["rope_scaling"], **more}}
+
+
+def read_scaled_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Latents in MiniCPM 3. Its files do not say how wide values are, which their tensors show, nor what embeddings,
+    layers and logits are multiplied by, nor the base of rotary positions: as in the one model that there is.
+    """
+    output = file.tensors.get("blk.0.attn_output.weight")
+    if output is None or len(output.shape) != 2:
+        raise GgufError("the file does not say how wide the parts of its keys and values are")
+    return read_latents(file, {**keys, "attention.value_length": output.shape[1] // said["num_attention_heads"]}, said)
