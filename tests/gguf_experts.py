@@ -20,6 +20,8 @@ from gguf_widths import (
     YARN,
 )
 
+_INDEXED = {"index_topk": 8, "index_head_dim": 32, "index_n_heads": 16}
+
 # By a label, whose first word is GGUF's name of the architecture.
 WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama experts": ("MixtralConfig", {**SHAPE, **EXPERTS}),
@@ -71,6 +73,24 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 softmax": (
         "DeepseekV2Config",
         {**SHAPE, **ROUTED, **LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **UNNORMED},
+    ),
+    "deepseek32": (
+        "DeepseekV32Config",
+        {**SHAPE, **ROUTED, **LATENT, **_INDEXED, "first_k_dense_replace": 1, "rope_parameters": YARN},
+    ),
+    "glm-dsa": (
+        "GlmMoeDsaConfig",
+        {
+            **SHAPE,
+            **ROUTED,
+            **LATENT,
+            **_INDEXED,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 1,
+            "indexer_types": ["full", "full", "shared", "full"],
+        },
     ),
     "deepseek2 growing": ("Mistral4Config", {**SHAPE, **ROUTED, **LATENT, "rope_parameters": dict(GROWING)}),
     "mistral4": (

@@ -33,6 +33,9 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
@@ -88,8 +91,10 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["expert_weights_norm"] = True
     if architecture in ("dots1", "exaone-moe"):
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
-    if architecture in ("deepseek2", "mistral4"):
+    if architecture in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
         said |= _latents(config)
+    if architecture == "glm-dsa":
+        said["attention.indexer.types"] = [kind == "full" for kind in config.indexer_types]
     if architecture == "minicpm3":
         said |= {
             "attention.q_lora_rank": config.q_lora_rank,
@@ -174,7 +179,7 @@ def _latents(config: Any) -> dict[str, Any]:
     if config.q_lora_rank is not None:
         said["attention.q_lora_rank"] = config.q_lora_rank
     if getattr(config, "norm_topk_prob", False):
-        said |= {"expert_weights_norm": True, "expert_gating_func": 2 if config.model_type == "deepseek_v3" else 1}
+        said |= {"expert_weights_norm": True, "expert_gating_func": 1 if config.model_type == "mistral4" else 2}
     if config.rope_parameters["rope_type"] == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]

@@ -8,6 +8,8 @@ from typing import Any
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
+_LONG = 1 << 20  # a context from which on layers may share what they choose
+
 
 def read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The widths of heads whose keys and values are made of latents. Older files say them as those of other heads."""
@@ -56,3 +58,25 @@ def read_scaled_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
     if output is None or len(output.shape) != 2:
         raise GgufError("the file does not say how wide the parts of its keys and values are")
     return read_latents(file, {**keys, "attention.value_length": output.shape[1] // said["num_attention_heads"]}, said)
+
+
+def read_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What chooses the keys that are attended to."""
+    if any(f"attention.indexer.{name}" not in keys for name in ("head_count", "key_length", "top_k")):
+        raise GgufError("the file does not say how the keys that are attended to are chosen")
+    if "attention.q_lora_rank" not in keys:
+        raise GgufError("its queries are not made of latents, which those of transformers' model are")
+    return {"layer_types": ["indexed_attention"] * said["num_hidden_layers"]}
+
+
+def read_shared_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The same where layers may attend to the keys that an earlier one has chosen. Older files do not say which: in
+    models of shorter contexts none did.
+    """
+    layers, own = said["num_hidden_layers"], keys.get("attention.indexer.types")
+    if own is None and keys.get("context_length", _LONG) < _LONG:
+        own = [True] * layers
+    if not isinstance(own, list) or len(own) < layers or not own[0]:
+        raise GgufError("the file does not say which of its layers choose the keys that are attended to")
+    kinds = ["full" if each else "shared" for each in own[:layers]]
+    return {"indexer_types": kinds, **read_indexers(file, keys, said)}

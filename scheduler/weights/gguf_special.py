@@ -24,7 +24,13 @@ from scheduler.weights.gguf_hybrid import (
     read_single_parts,
     read_states_alone,
 )
-from scheduler.weights.gguf_latents import read_growing_latents, read_latents, read_scaled_latents
+from scheduler.weights.gguf_latents import (
+    read_growing_latents,
+    read_indexers,
+    read_latents,
+    read_scaled_latents,
+    read_shared_indexers,
+)
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
     read_some_windows,
@@ -145,6 +151,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
     "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, _read_further_layers),
+    "deepseek32": (read_latents, read_choice_of_groups, check_sigmoid, _read_further_layers, read_indexers),
     "dots1": (read_window, check_sigmoid),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
@@ -156,6 +163,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
+    "glm-dsa": (read_latents, read_choice_of_groups, check_sigmoid, _read_further_layers, read_shared_indexers),
     "glm4moe": (_read_further_layers,),
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),

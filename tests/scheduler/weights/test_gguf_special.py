@@ -196,6 +196,28 @@ def test_latents_whose_files_say_little(tmp_path: Path) -> None:
         settings(rewritten(path, "mistral4", {}, **{"mistral4.expert_gating_func": 2}))
 
 
+def test_which_layers_choose_the_keys_that_are_attended_to(tmp_path: Path) -> None:
+    """Further layers, which predict tokens, may be told of too; older files say it of none."""
+    path, want = written(tmp_path / "x.gguf", "glm-dsa", F32)
+
+    def config(**said: object) -> Any:
+        return settings(rewritten(path, "glm-dsa", {}, **{f"glm-dsa.{key}": value for key, value in said.items()}))
+
+    types = "attention.indexer.types"
+    further: dict[str, object] = {"block_count": 5, "nextn_predict_layers": 1, types: [True, True, False, True, True]}
+    assert config(**further).indexer_types == want.config.indexer_types
+    assert config(**{types: None}).indexer_types == ["full"] * 4
+    for wrong in ({types: None, "context_length": 1 << 20}, {types: [True]}, {types: [False, True, True, True]}):
+        with pytest.raises(GgufError, match="which of its layers choose the keys"):
+            config(**wrong)
+    with pytest.raises(GgufError, match="how the keys that are attended to are chosen"):
+        config(**{"attention.indexer.top_k": None})
+    with pytest.raises(GgufError, match="queries are not made of latents"):
+        config(**{"attention.q_lora_rank": None})
+    with pytest.raises(GgufError, match="normalised"):
+        config(expert_gating_func=1)
+
+
 def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "minicpm", Q8_0)
     tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
