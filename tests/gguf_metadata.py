@@ -93,6 +93,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
         said |= _latents(config)
+    if architecture == "dots3note":
+        said |= _latents(config.per_layer_config["indexed_attention"]) | _two_latents(config)
     if architecture == "glm-dsa":
         said["attention.indexer.types"] = [kind == "full" for kind in config.indexer_types]
     if architecture == "minicpm3":
@@ -180,10 +182,29 @@ def _latents(config: Any) -> dict[str, Any]:
         said["attention.q_lora_rank"] = config.q_lora_rank
     if getattr(config, "norm_topk_prob", False):
         said |= {"expert_weights_norm": True, "expert_gating_func": 1 if config.model_type == "mistral4" else 2}
-    if config.rope_parameters["rope_type"] == "yarn":
+    if config.rope_parameters.get("rope_type") == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _two_latents(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with latents of two widths."""
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    own = config.per_layer_config["sliding_attention"]
+    return {
+        "attention.head_count": [config.per_layer_config[kind].num_attention_heads for kind in config.layer_types],
+        "attention.sliding_window_pattern": windowed,
+        "attention.kv_lora_rank_swa": own.kv_lora_rank,
+        "attention.key_length_swa": own.kv_lora_rank + own.qk_rope_head_dim,
+        "attention.value_length_swa": own.kv_lora_rank,
+        "attention.key_length_mla_swa": own.qk_nope_head_dim + own.qk_rope_head_dim,
+        "attention.value_length_mla_swa": own.v_head_dim,
+        "attention.indexer.types": [not each for each in windowed],
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "rope.freq_base": float(config.rope_parameters["indexed_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
 
 
 def _stretched(rope: dict[str, Any]) -> dict[str, Any]:

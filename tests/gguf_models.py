@@ -112,7 +112,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name and architecture != "minicpm3":
-        return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
+        config = model.config.per_layer_config[int(_number(name))] if architecture == "dots3note" else model.config
+        return _of_latents(config, f"blk.{_number(name)}", weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
@@ -126,6 +127,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: store(-torch.exp(weight))}
     if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
         return {found: store(weight + 1)}
+    if architecture == "dots3note" and name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight")):
+        return {found: store(weight * (model.config.hidden_size / len(weight)) ** 0.5)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
         return {found: _kept(weight.t(), kind)}
     if architecture in _PERMUTED and ("q_proj" in name or "k_proj" in name):

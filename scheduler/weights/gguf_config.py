@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "deepseek2": "deepseek_v2",
     "deepseek32": "deepseek_v32",
     "dots1": "dots1",
+    "dots3note": "dots3_note_text",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone": "llama",  # the same by other names, as internlm2 is; minicpm is Granite

@@ -9,6 +9,13 @@ from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
 _LONG = 1 << 20  # a context from which on layers may share what they choose
+# What is said of layers with a window.
+_WINDOWED = (
+    "rope.freq_base_swa",
+    "attention.kv_lora_rank_swa",
+    "attention.key_length_mla_swa",
+    "attention.value_length_mla_swa",
+)
 
 
 def read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def read_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
         raise GgufError("the file does not say how the keys that are attended to are chosen")
     if "attention.q_lora_rank" not in keys:
         raise GgufError("its queries are not made of latents, which those of transformers' model are")
-    return {"layer_types": ["indexed_attention"] * said["num_hidden_layers"]}
+    return {"layer_types": said.get("layer_types", ["indexed_attention"] * said["num_hidden_layers"])}
 
 
 def read_shared_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -80,3 +87,39 @@ def read_shared_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str
         raise GgufError("the file does not say which of its layers choose the keys that are attended to")
     kinds = ["full" if each else "shared" for each in own[:layers]]
     return {"indexer_types": kinds, **read_indexers(file, keys, said)}
+
+
+def read_two_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window have latents and heads of their own widths, and rotary positions of their own; those without
+    one attend to keys that are chosen. What latents are multiplied by is in the weights of their norms: the one model
+    that there is multiplies them.
+    """
+    layers, dense = said["num_hidden_layers"], keys.get("leading_dense_block_count", 0)
+    windowed, heads = keys.get("attention.sliding_window_pattern"), keys.get("attention.head_count")
+    if not isinstance(windowed, list) or not isinstance(heads, list) or min(len(windowed), len(heads)) < layers:
+        raise GgufError("the file does not say of each layer whether it has a sliding window, and how many heads")
+    windowed = windowed[:layers]
+    if all(windowed) or not any(windowed) or any(key not in keys for key in _WINDOWED):
+        raise GgufError("the file does not say how wide the parts of its keys and values are")
+    if "rope_scaling" in said:
+        raise GgufError("its rotary positions are stretched, which those of transformers' model are not")
+    full, own = heads[windowed.index(False)], heads[windowed.index(True)]
+    found = read_latents(file, keys, {**said, "num_attention_heads": full})
+    bases = {"indexed": keys.get("rope.freq_base", 80_000_000.0), "sliding": keys["rope.freq_base_swa"]}
+    return {
+        **found,
+        "num_attention_heads": full,
+        "layer_types": ["sliding_attention" if each else "indexed_attention" for each in windowed],
+        "mlp_layer_types": ["dense" if number < dense else "sparse" for number in range(layers)],
+        "shared_experts_intermediate_size": said["moe_intermediate_size"],
+        "rope_parameters": {
+            f"{name}_attention": {"rope_type": "default", "rope_theta": base} for name, base in bases.items()
+        },
+        "swa_num_attention_heads": own,
+        "swa_num_key_value_heads": own,
+        "swa_q_lora_rank": found["q_lora_rank"],
+        "swa_kv_lora_rank": keys["attention.kv_lora_rank_swa"],
+        "swa_head_dim": keys["attention.key_length_mla_swa"],
+        "swa_qk_nope_head_dim": keys["attention.key_length_mla_swa"] - found["qk_rope_head_dim"],
+        "swa_v_head_dim": keys["attention.value_length_mla_swa"],
+    }

@@ -30,6 +30,7 @@ from scheduler.weights.gguf_latents import (
     read_latents,
     read_scaled_latents,
     read_shared_indexers,
+    read_two_latents,
 )
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
@@ -153,6 +154,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, _read_further_layers),
     "deepseek32": (read_latents, read_choice_of_groups, check_sigmoid, _read_further_layers, read_indexers),
     "dots1": (read_window, check_sigmoid),
+    "dots3note": (_read_further_layers, read_two_latents, check_sigmoid, read_indexers),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
     "exaone-moe": (_read_further_layers, read_some_windows, check_sigmoid),

@@ -218,6 +218,24 @@ def test_which_layers_choose_the_keys_that_are_attended_to(tmp_path: Path) -> No
         config(expert_gating_func=1)
 
 
+def test_latents_of_layers_with_a_window(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "dots3note", F32)
+    got, config = settings(path).per_layer_config, want.config.per_layer_config
+    for name in ("num_attention_heads", "kv_lora_rank", "head_dim", "qk_nope_head_dim", "v_head_dim"):
+        assert [getattr(got[number], name) for number in range(3)] == [
+            getattr(config[number], name) for number in range(3)
+        ]
+    for key, wrong, told in (
+        ("attention.sliding_window_pattern", [True] * 3, "how wide the parts"),
+        ("attention.sliding_window_pattern", 3, "of each layer whether it has a sliding window"),
+        ("attention.head_count", 4, "of each layer whether it has a sliding window"),
+        ("attention.kv_lora_rank_swa", None, "how wide the parts"),
+        ("rope.scaling.type", "yarn", "positions are stretched, which those of transformers' model are not"),
+    ):
+        with pytest.raises(GgufError, match=told):
+            settings(rewritten(path, "dots3note", {}, **{f"dots3note.{key}": wrong}))
+
+
 def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "minicpm", Q8_0)
     tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
