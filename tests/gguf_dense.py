@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import ENDS, EVERY_FOURTH, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS, YARN
+from gguf_widths import ENDS, EVERY_FOURTH, GROWING, LATENT, LONGER, OLD, SCALES, SHAPE, SINKS, TIED, TWO_WIDTHS
 
-_GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FALCON: dict[str, Any] = {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
 _EACH_ITS_OWN = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
@@ -21,7 +20,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {**SHAPE, "head_dim": 32}),
     "qwen2vl": ("Qwen2Config", TIED),
     "qwen3vl": ("Qwen3Config", {**SHAPE, "head_dim": 32}),
-    "mistral3": ("Ministral3Config", {**SHAPE, "head_dim": 32, "rope_parameters": _GROWING}),
+    "mistral3": ("Ministral3Config", {**SHAPE, "head_dim": 32, "rope_parameters": GROWING}),
     "mistral3 plain": ("MistralConfig", {**SHAPE, "head_dim": 32, "sliding_window": None}),
     "gemma": ("GemmaConfig", {**TIED, "head_dim": 16}),
     "gemma2": ("Gemma2Config", {**TIED, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
@@ -123,6 +122,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("LlamaConfig", {**TIED, "head_dim": 16}),
     "internlm2": ("LlamaConfig", SHAPE),
     "minicpm": ("GraniteConfig", {**TIED, **SCALES, "attention_multiplier": 0.25, "logits_scaling": 2.0}),
+    "minicpm3": ("MiniCPM3Config", {**TIED, **LATENT, "v_head_dim": 64}),
     "exaone4": (
         "Exaone4Config",
         {**SHAPE, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},

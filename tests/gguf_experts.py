@@ -8,6 +8,8 @@ from gguf_widths import (
     EVERY_FOURTH,
     EXPERTS,
     FEW,
+    GROWING,
+    LATENT,
     LONGER,
     OLD,
     ROPE,
@@ -21,14 +23,6 @@ from gguf_widths import (
     YARN,
 )
 
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-}
 _CHUNKS = {
     **SHAPE,
     **EXPERTS,
@@ -70,6 +64,7 @@ _GATED = {
         "sliding_attention": {**_PLAIN, "partial_rotary_factor": 1.0},
     },
 }
+_INDEXED = {"index_topk": 8, "index_head_dim": 32, "index_n_heads": 16}
 
 # By a label, whose first word is GGUF's name of the architecture.
 WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,11 +133,66 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek2": (
         "DeepseekV3Config",
-        {**SHAPE, **ROUTED, **_LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "rope_parameters": YARN},
+        {**SHAPE, **ROUTED, **LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "rope_parameters": YARN},
     ),
     "deepseek2 softmax": (
         "DeepseekV2Config",
-        {**SHAPE, **ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **UNNORMED},
+        {**SHAPE, **ROUTED, **LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **UNNORMED},
+    ),
+    "deepseek32": (
+        "DeepseekV32Config",
+        {**SHAPE, **ROUTED, **LATENT, **_INDEXED, "first_k_dense_replace": 1, "rope_parameters": YARN},
+    ),
+    "dots3note": (
+        "Dots3NoteTextConfig",
+        {
+            **SHAPE,
+            **ROUTED,
+            **LATENT,
+            **_INDEXED,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+            "sliding_window": 8,
+            "head_dim": 16,
+            "shared_experts_intermediate_size": 32,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 2,
+            "swa_q_lora_rank": 64,
+            "swa_kv_lora_rank": 32,
+            "swa_head_dim": 32,
+            "swa_qk_nope_head_dim": 16,
+            "swa_v_head_dim": 64,
+        },
+    ),
+    "glm-dsa": (
+        "GlmMoeDsaConfig",
+        {
+            **SHAPE,
+            **ROUTED,
+            **LATENT,
+            **_INDEXED,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 1,
+            "indexer_types": ["full", "full", "shared", "full"],
+        },
+    ),
+    "deepseek2 growing": ("Mistral4Config", {**SHAPE, **ROUTED, **LATENT, "rope_parameters": dict(GROWING)}),
+    "mistral4": (
+        "Mistral4Config",
+        {
+            **SHAPE,
+            **ROUTED,
+            **LATENT,
+            **UNNORMED,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1},
+        },
     ),
     "afmoe": (
         "AfmoeConfig",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf_kit import Stored, write_file
 from gguf_metadata import metadata_of
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
@@ -19,9 +19,16 @@ IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
 
 
-def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
+def class_of(config: Any) -> Any:
+    """The auto class of a model for text: not all of them are in the one for causal models."""
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
+
+
+def read(path: Path, dtype: torch.dtype | None = None, packed: bool = False) -> Any:
     file = GgufFile(path)
-    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
+    config = read_gguf_config(file, path)
+    return build_model(file, config, class_of(config), dtype, {}, packed).eval()
 
 
 def settings(path: Path) -> Any:
@@ -29,7 +36,7 @@ def settings(path: Path) -> Any:
     return read_gguf_config(GgufFile(path), path)
 
 
-def logits(model: AutoModelForCausalLM) -> torch.Tensor:
+def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(IDS).logits
     return found

@@ -45,6 +45,9 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
@@ -129,8 +132,23 @@ def metadata_of(label: str) -> dict[str, Any]:
         }
     if architecture == "dbrx":
         said |= _nested_parts(config)
-    if architecture == "deepseek2":
+    if architecture in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
         said |= _latents(config)
+    if architecture == "dots3note":
+        said |= _latents(config.per_layer_config["indexed_attention"]) | _two_latents(config)
+    if architecture == "glm-dsa":
+        said["attention.indexer.types"] = [kind == "full" for kind in config.indexer_types]
+    if architecture == "minicpm3":
+        said |= {
+            "attention.q_lora_rank": config.q_lora_rank,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "attention.key_length": config.qk_head_dim,
+            "rope.dimension_count": config.qk_rope_head_dim,
+        }
+    if label == "deepseek2 growing":
+        rope = config.rope_parameters
+        said["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+        said["attention.temperature_length"] = rope["original_max_position_embeddings"]
     if architecture in ("qwen3next", *IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
@@ -193,7 +211,7 @@ def metadata_of(label: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         said["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if "rope_theta" in rope and architecture not in ("gptneox", "orion"):
+    if "rope_theta" in rope and architecture not in ("gptneox", "minicpm3", "orion"):
         said["rope.freq_base"] = float(rope["rope_theta"])
     if architecture == "hunyuan_vl":
         said |= {"rope.freq_base": 10000.0, "rope.scaling.alpha": 10.0, "rope.dimension_sections": [4, 4, 4, 4]}
@@ -236,12 +254,31 @@ def _latents(config: Any) -> dict[str, Any]:
     }
     if config.q_lora_rank is not None:
         said["attention.q_lora_rank"] = config.q_lora_rank
-    if config.norm_topk_prob:
-        said |= {"expert_weights_norm": True, "expert_gating_func": 2}
-    if config.rope_parameters["rope_type"] == "yarn":
+    if getattr(config, "norm_topk_prob", False):
+        said |= {"expert_weights_norm": True, "expert_gating_func": 1 if config.model_type == "mistral4" else 2}
+    if config.rope_parameters.get("rope_type") == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _two_latents(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with latents of two widths."""
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    own = config.per_layer_config["sliding_attention"]
+    return {
+        "attention.head_count": [config.per_layer_config[kind].num_attention_heads for kind in config.layer_types],
+        "attention.sliding_window_pattern": windowed,
+        "attention.kv_lora_rank_swa": own.kv_lora_rank,
+        "attention.key_length_swa": own.kv_lora_rank + own.qk_rope_head_dim,
+        "attention.value_length_swa": own.kv_lora_rank,
+        "attention.key_length_mla_swa": own.qk_nope_head_dim + own.qk_rope_head_dim,
+        "attention.value_length_mla_swa": own.v_head_dim,
+        "attention.indexer.types": [not each for each in windowed],
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "rope.freq_base": float(config.rope_parameters["indexed_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
 
 
 def _stretched(rope: dict[str, Any]) -> dict[str, Any]:

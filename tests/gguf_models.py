@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from gguf_kit import F32, Q4_0, Q8_0, Stored, interleaved, store, write_file
+from gguf_loaded import class_of
 from gguf_metadata import HYBRID, IN_TURNS, config_of, head_groups, metadata_of
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
@@ -63,7 +64,8 @@ def _unturned(config: Any) -> torch.Tensor:
 def random_model(label: str) -> Any:
     """A model whose every parameter matters."""
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(config_of(label), dtype=torch.float32).eval()
+    config = config_of(label)
+    model = class_of(config).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".A_log"):
@@ -117,8 +119,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         bias = "exp_probs_b" if architecture == "hy_v3" else "exp_probs_b.bias"
         leaf = "ffn_gate_inp.weight" if name.endswith("weight") else bias
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
-    if "kv_b_proj" in name:
-        return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
+    if "kv_b_proj" in name and architecture != "minicpm3":
+        config = model.config.per_layer_config[int(_number(name))] if architecture == "dots3note" else model.config
+        return _of_latents(config, f"blk.{_number(name)}", weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(architecture, model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
@@ -134,6 +137,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: store(-torch.exp(weight))}
     if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
         return {found: store(weight + 1)}
+    if architecture == "dots3note" and name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight")):
+        return {found: store(weight * (model.config.hidden_size / len(weight)) ** 0.5)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
         return {found: _kept(weight.t(), kind)}
     if architecture in _PERMUTED and ("q_proj" in name or "k_proj" in name):
@@ -223,7 +228,7 @@ def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> d
     layer, kind = f"blk.{_number(name)}", F32 if bias else kind
     if "down_proj" in name:
         return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
-    if architecture in ("gemma4", "granite_swa"):
+    if architecture in ("gemma4", "granite_swa", "mistral4"):
         return {f"{layer}.ffn_gate_up_exps.{ending}": _kept(whole, kind)}
     if architecture == "nemotron_h_moe":
         return {f"{layer}.ffn_up_exps.{ending}": _kept(whole, kind)}

@@ -32,6 +32,14 @@ ROUTED = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 UNNORMED = {"norm_topk_prob": False}
 YARN = {
     "rope_type": "yarn",
@@ -44,6 +52,7 @@ YARN = {
     "mscale_all_dim": 0.707,
 }
 LONGER = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"attention_factor": 1.25}
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
 TWO_WIDTHS = {

@@ -22,14 +22,16 @@ from cache.pages.packed import PackedCache
 
 _EXTRA = 9  # rows of a basis that are no unit vectors
 _ROUNDINGS = 16
+_INPUTS = 4  # how many times as large as a row's mean its largest number may be
 
 
 class LatentFinder:
     """What one step has shown: ``found`` has the layers that can be absorbed."""
 
-    def __init__(self, attention: PackedAttention) -> None:
+    def __init__(self, attention: PackedAttention, rounding: float = 0.0) -> None:
+        """``rounding``: how products round their inputs, relative."""
         self.found: dict[int, Absorbed] = {}
-        self._attention = attention
+        self._attention, self._rounding = attention, rounding
         self._signatures: dict[int, Signature] = {}  # of attention to their rows
         self._given: dict[int, tuple[int, torch.Tensor]] = {}  # the size of a latent, and the basis
         self._latest = -1  # the layer that was given one
@@ -108,6 +110,6 @@ class LatentFinder:
         heads, dim = query.shape[1], query.shape[3]
         if key.shape != (1, heads, len(rows), dim) or value.shape[:3] != key.shape[:3]:
             raise NotLinear("a layer makes other tokens of what is stored")
-        tolerance = max(1e-5, _ROUNDINGS * torch.finfo(rows.dtype).eps)
+        tolerance = max(1e-5, _ROUNDINGS * torch.finfo(rows.dtype).eps, _INPUTS * self._rounding)
         self.found[layer] = measure(rows, latent, key[0], value[0], tolerance)
         return True

@@ -85,8 +85,10 @@ class Mode(ABC):
         """
         return False
 
-    def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
-        """Let layers attend in the space of their latents where possible. ``steps`` runs steps. Returns how many."""
+    def absorb(self, steps: Callable[[], Iterator[None]], rounding: float = 0.0) -> int:
+        """Let layers attend in the space of their latents where possible. ``steps`` runs steps; ``rounding``: how
+        products round their inputs, relative. Returns how many.
+        """
         return 0
 
     def expand(self) -> None:

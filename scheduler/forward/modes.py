@@ -220,10 +220,10 @@ class PackedMode(PagedMode):
     def reads_in_place(self) -> bool:
         return bool(self._stored) and self._stored <= self.in_place
 
-    def absorb(self, steps: Callable[[], Iterator[None]]) -> int:
+    def absorb(self, steps: Callable[[], Iterator[None]], rounding: float = 0.0) -> int:
         if self._stored <= self.in_place:  # all layers read what is stored as it is, so none of it is a latent
             return 0
-        finder = LatentFinder(self.attention)
+        finder = LatentFinder(self.attention, rounding)
         with finder.watching():
             next(iter(steps()))
         self.attention.absorbed = finder.taken(self.model.device)

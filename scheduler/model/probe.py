@@ -137,7 +137,7 @@ class _Trial(Measurement):
                     if known is None or not known.in_place:
                         list(self.steps(mode, recorded=False))
                     mode.learn()
-                    mode.absorb(partial(self.steps, mode, False))
+                    mode.absorb(partial(self.steps, mode, False), packing.input_rounding)
                     packing.settle()
                     fused = mode.fuse(packing, partial(self.steps, mode), None if known is None else known.programs)
                     if known is not None and mode.programs != known.programs:
@@ -252,7 +252,7 @@ class _Trial(Measurement):
         """The verdict with layers that attend in the space of their latents, if the model is as right then."""
         mode, allowed = verdict.mode, max(self.rounding, 2 * verdict.error)
         try:
-            count = mode.absorb(partial(self.steps, mode, False))
+            count = mode.absorb(partial(self.steps, mode, False), self.input_rounding)
             if not count:
                 return verdict
             measured = self.measure(mode)

@@ -34,7 +34,9 @@ ARCHITECTURES = {
     "command-r": "cohere",
     "dbrx": "dbrx",
     "deepseek2": "deepseek_v2",
+    "deepseek32": "deepseek_v32",
     "dots1": "dots1",
+    "dots3note": "dots3_note_text",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone": "llama",  # the same by other names, as internlm2 is; minicpm is Granite
@@ -47,6 +49,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "glm-dsa": "glm_moe_dsa",
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
@@ -73,10 +76,12 @@ ARCHITECTURES = {
     "mamba2": "mamba2",
     "mellum": "mellum",
     "minicpm": "granite",
+    "minicpm3": "minicpm3",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
     "mistral3": "mistral",
     "mpt": "mpt",
+    "mistral4": "mistral4",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
@@ -112,7 +117,10 @@ _BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores
 _WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
 _NORMED = {"mamba": "falcon_mamba"}  # the same architecture whose layers norm what they make of their inputs
 _TURNED = {"granitehybrid": "bamba"}  # the same architecture with rotary positions
-_BY_POSITION = {"mistral3": "ministral3"}  # the same architecture whose queries grow with their positions
+_BY_POSITION = {
+    "deepseek2": "mistral4",
+    "mistral3": "ministral3",
+}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
@@ -139,6 +147,9 @@ _KEYS = {
     "attention.sliding_window": ("sliding_window",),
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "altup.active_idx": ("altup_active_idx",),

@@ -8,8 +8,8 @@ from typing import Any
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 
-_SIGMOID = 2  # GGUF's number of a function of experts' scores
-_SCORES: dict[Any, str] = {1: "softmax", _SIGMOID: "sigmoid"}
+_SOFTMAX, _SIGMOID = 1, 2  # GGUF's numbers of functions of experts' scores
+_SCORES: dict[Any, str] = {_SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
@@ -92,6 +92,8 @@ def read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[st
         raise GgufError(
             "the file does not say in how many groups its experts are: put the model's config.json beside it"
         )
+    if keys.get("attention.temperature_scale"):  # of a model whose queries grow
+        return check_softmax(file, keys, said)
     normed = bool(keys.get("expert_weights_norm", False))
     if chooses_by_sigmoid(file, keys):
         return {"norm_topk_prob": normed}
@@ -99,6 +101,13 @@ def read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[st
         raise GgufError("the weights of experts with softmax scores are normalised, which transformers' model does not")
     grouped = keys["expert_group_count"] > 1
     return {"topk_method": "group_limited_greedy" if grouped else "greedy", "norm_topk_prob": False}
+
+
+def check_softmax(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Transformers' model has no other scores of experts; whether they are normalised is said where they are."""
+    if keys.get("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+        raise GgufError("the scores of its experts are not by softmax, which those of transformers' model are")
+    return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
 def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,12 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.kv_a_proj_with_mqa", ("attn_kv_a_mqa",)),
     ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
     ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
+    ("self_attn.g_proj", ("attn_gate",)),
+    ("self_attn.k_rope_only_layernorm", ("attn_k_norm",)),
+    ("self_attn.indexer.wq_b", ("indexer.attn_q_b",)),
+    ("self_attn.indexer.wk", ("indexer.attn_k",)),
+    ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
+    ("self_attn.indexer.weights_proj", ("indexer.proj",)),
     ("self_attn.gate_proj", ("attn_gate",)),
     ("self_attn.g_proj", ("attn_gate",)),
     ("self_attn.o_proj", ("attn_output",)),

@@ -8,6 +8,7 @@ from typing import Any
 from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
+    check_softmax,
     read_choice_of_groups,
     read_dense_layers,
     read_further_layers,
@@ -28,6 +29,14 @@ from scheduler.weights.gguf_hybrid import (
     read_periods,
     read_single_parts,
     read_states_alone,
+)
+from scheduler.weights.gguf_latents import (
+    read_growing_latents,
+    read_indexers,
+    read_latents,
+    read_scaled_latents,
+    read_shared_indexers,
+    read_two_latents,
 )
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
@@ -126,27 +135,6 @@ def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
         return {}
     rope = {name: said[name] for name in ("rope_theta", "partial_rotary_factor") if name in said}
     return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
-
-
-def _read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The widths of heads whose keys and values are made of latents. Older files say them as those of other heads."""
-    key = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
-    value = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
-    turned = keys.get("rope.dimension_count")
-    if not key or not value or not turned or "attention.kv_lora_rank" not in keys:
-        raise GgufError("the file does not say how wide the parts of its keys and values are")
-    found = {
-        "q_lora_rank": keys.get("attention.q_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": key - turned,
-        "v_head_dim": value,
-        "head_dim": turned,
-        "num_key_value_heads": said["num_attention_heads"],
-    }
-    if "rope_scaling" in said and "rope.scaling.yarn_log_multiplier" in keys:
-        scale = round(keys["rope.scaling.yarn_log_multiplier"] * 10, 6)  # of a file's float32
-        found["rope_scaling"] = {**said["rope_scaling"], "mscale": scale, "mscale_all_dim": scale}
-    return found
 
 
 def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -260,8 +248,10 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "chatglm": (_read_even_heads,),
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
     "dbrx": (read_nested_parts,),
-    "deepseek2": (_read_latents, read_choice_of_groups, read_further_layers),
+    "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, read_further_layers),
+    "deepseek32": (read_latents, read_choice_of_groups, check_sigmoid, read_further_layers, read_indexers),
     "dots1": (read_window, check_sigmoid),
+    "dots3note": (read_further_layers, read_two_latents, check_sigmoid, read_indexers),
     "ernie4_5-moe": (read_last_expert_layer,),
     "exaone": (_read_epsilon,),
     "exaone-moe": (read_further_layers, read_some_windows, check_sigmoid),
@@ -273,6 +263,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gemma3n": (read_streams,),
     "gemma4": (read_two_widths,),
     "glm4moe": (read_further_layers, read_dense_layers),
+    "glm-dsa": (read_latents, read_choice_of_groups, check_sigmoid, read_further_layers, read_shared_indexers),
     "gpt-oss": (_read_exact_stretching,),
     "granite_swa": (read_which_windows, _read_turned_layers),
     "granitehybrid": (read_mamba,),
@@ -288,9 +279,11 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "mamba2": (read_states_alone,),
     "mellum": (read_which_windows, read_ropes_of_layers, read_normed_choices, read_which_experts),
     "minicpm": (_long_factors, _read_scales),
+    "minicpm3": (read_scaled_latents, _long_factors),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
     "mpt": (_read_slopes,),
+    "mistral4": (read_latents, read_growing_latents, check_softmax),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
     "olmo2": (read_stretched_layers,),

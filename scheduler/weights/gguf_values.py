@@ -24,6 +24,7 @@ from scheduler.weights.stand_in import WeightStandIn
 from scheduler.weights.widened_source import widen
 
 _ROWS = 64  # that are unpacked at a time
+_BEHIND = {"q_a_layernorm": "q_lora_scale", "kv_a_layernorm": "kv_lora_scale"}
 _NORM_INPUT = 3.0  # of two signs, see ``_adds_one``
 
 
@@ -98,9 +99,19 @@ class Values:
             value = torch.log(-value)
         elif less:
             value = value - 1
+        elif scale := self._scale_behind(name):
+            value = value / scale
         same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
         same |= like.dim() == 1 and value.numel() == like.numel()  # by groups
         return (value.reshape(like.shape) if same else value).to(like.dtype)
+
+    def _scale_behind(self, name: str) -> float:
+        """What a module multiplies the results of a norm of latents by, which is in the norm's weight in the file; 0 if
+        it does not.
+        """
+        path, _, norm = name.removesuffix(".weight").rpartition(".")
+        scale = _BEHIND.get(norm)
+        return float(getattr(self._model.get_submodule(path), scale, 0.0)) if scale is not None else 0.0
 
     def _adds_one(self, norm: nn.Module) -> bool:
         """Whether a norm multiplies by its weight and one; the file has what it multiplies by."""

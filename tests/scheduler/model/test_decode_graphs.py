@@ -287,7 +287,7 @@ def test_states_of_sessions_are_rows_of_graphs(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["deepseek_v3", "falcon"])
 def test_keys_that_are_not_read_in_place_are_gathered_for_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latents that the model expands, and attention that cannot be replaced; what other pages hold is no number."""
-    monkeypatch.setattr(PackedMode, "absorb", lambda mode, steps: 0)
+    monkeypatch.setattr(PackedMode, "absorb", lambda mode, *given: 0)
     scene = Scene(monkeypatch, name)
     monkeypatch.setattr(decode_graphs, "_SHORTEST", 16)
     scene.graphs = scene.kit.runner._graphs = DecodeGraphs(scene.kit.mode, scene.kit.pool.device, 2, 64, Capture())

@@ -87,6 +87,12 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("qwen35moe", Q8_0),
         ("glm4moe", Q4_0),
         ("deepseek2", Q8_0),
+        ("deepseek2 growing", Q8_0),
+        ("deepseek32", Q8_0),
+        ("dots3note", Q8_0),
+        ("glm-dsa", Q4_0),
+        ("minicpm3", Q8_0),
+        ("mistral4", Q4_0),
     ],
 )
 def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: int, tmp_path: Path) -> None:

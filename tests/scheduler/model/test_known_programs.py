@@ -14,11 +14,10 @@ import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
 from engine_kit import probed
 from gguf_kit import Q8_0
-from gguf_loaded import quiet
+from gguf_loaded import quiet, read
 from gguf_models import written
 from gguf_shapes import MODELS
 from tiny_models import make_model
-from transformers import AutoModelForCausalLM
 from wide import widely
 
 from scheduler.accel.cpu.experts import pack_experts
@@ -31,18 +30,14 @@ from scheduler.forward.mode import Mode
 from scheduler.model.known_model import KnownModel
 from scheduler.model.measurement import MeasuredError, Measurement, describe
 from scheduler.model.verdict import Verdict
-from scheduler.weights.gguf_config import read_gguf_config
-from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_model import build_model
 
 pytestmark = quiet
-_NARROW = "llama qwen3 gemma3 gpt-oss deepseek2 qwen3moe qwen3next lfm2 nemotron_h"
+_NARROW = "llama qwen3 gemma3 gpt-oss deepseek2 qwen3moe qwen3next lfm2 minicpm3 nemotron_h"
 
 
 def packed(path: Path) -> tuple[Any, Packing]:
     """The model of a file, its weights packed."""
-    file = GgufFile(path)
-    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, torch.float32, {}, packed=True).eval()
+    model = read(path, torch.float32, packed=True)
     packing = pack(model)
     pack_experts(model, packing)
     keep_packed(model, packing)
@@ -74,6 +69,17 @@ def test_known_programs_are_those_of_the_first_load(
     assert again.report.startswith(f"{describe(before.mode)} as before: agrees")
     assert again.mode.programs == before.mode.programs
     assert bool(left_out) is (before.mode.name == "packed" and not before.mode.stateful)
+
+
+def test_layers_attend_to_latents_of_which_packed_weights_make_keys(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "model.gguf", "minicpm3", Q8_0)
+    model, packing = packed(path)
+    mode: Any = probed(model, packing=packing).mode
+    assert sorted(mode.attention.absorbed) == [0, 1]
+    for number, absorbed in mode.attention.absorbed.items():
+        weight = want.model.layers[number].self_attn.kv_b_proj.weight.view(4, 96, 64)
+        torch.testing.assert_close(absorbed.keys.transpose(1, 2), weight[:, :32], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(absorbed.values, weight[:, 32:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_rule_of_states_is_found_by_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,7 @@ _PACKED = [
     "starcoder",
     "internlm2",
     "minicpm",
+    "minicpm3",
     "chatglm",
     "phi2",
     "jamba",
@@ -304,8 +305,7 @@ _PACKED = [
 @pytest.mark.parametrize("label", _PACKED)
 def test_all_matrices_stay_packed(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0)
-    file = GgufFile(path)
-    model = build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True)
+    model = read(path, packed=True)
     plain, parameters = dict(want.named_parameters()), dict(model.named_parameters())
     matrices = [
         name for name, weight in plain.items() if weight.dim() > 1 and not name.endswith(("conv1d.weight", "A_log"))

@@ -11,6 +11,13 @@ from gguf_kit import F32, Q8_0, Stored, store, write_file
 from gguf_loaded import logits, quiet, read, rewritten, settings
 from gguf_metadata import config_of, metadata_of
 from gguf_models import written
+from gguf_widths import LATENT, SHAPE
+from transformers import (
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
+)
 
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
@@ -149,6 +156,90 @@ def test_attention_to_latents_is_configured_by_the_metadata(tmp_path: Path) -> N
     with pytest.raises(GgufError, match="normalised"):
         config_without(expert_gating_func=1)
     assert config_without("expert_weights_norm", expert_gating_func=1, expert_group_count=1).topk_method == "greedy"
+
+
+@quiet
+def test_models_that_are_stored_as_another(tmp_path: Path) -> None:
+    """What is written as that model computes the same: with experts that are always sigmoids, and without experts."""
+    path, want = written(tmp_path / "x.gguf", "deepseek2", F32)
+    plain: dict[str, Any] = {
+        f"deepseek2.rope.scaling.{key}": None
+        for key in (
+            "type",
+            "factor",
+            "original_context_length",
+            "yarn_beta_fast",
+            "yarn_beta_slow",
+            "yarn_log_multiplier",
+        )
+    }
+    said = want.config.to_dict() | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    lite = Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**said)).eval()
+    lite.load_state_dict(want.state_dict())
+    got = read(rewritten(path, "deepseek2", {}, **plain, **{"deepseek2.expert_gating_func": None}))
+    torch.testing.assert_close(logits(got), logits(lite), rtol=1e-4, atol=1e-4)
+    dense = YoutuForCausalLM(YoutuConfig(**{**SHAPE, **LATENT, "num_hidden_layers": 1})).eval()
+    dense.load_state_dict({name: weight for name, weight in want.state_dict().items() if name in dense.state_dict()})
+    none: dict[str, Any] = {key: None for key in metadata_of("deepseek2") if key.startswith("deepseek2.expert_")}
+    none |= {"deepseek2.block_count": 1, "deepseek2.expert_shared_count": 0}
+    got = read(rewritten(path, "deepseek2", {}, **plain, **none))
+    torch.testing.assert_close(logits(got), logits(dense), rtol=1e-4, atol=1e-4)
+
+
+def test_latents_whose_files_say_little(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "minicpm3", F32)
+    factors = {name: store(torch.arange(1.0, 9.0) + place) for place, name in enumerate(("long", "short"))}
+    longer = rewritten(path, "minicpm3", {f"rope_factors_{name}.weight": each for name, each in factors.items()})
+    rope = settings(longer).rope_parameters
+    assert rope["original_max_position_embeddings"] == 256
+    assert [rope[f"{name}_factor"][0] for name in ("long", "short")] == [1.0, 2.0]
+    with pytest.raises(GgufError, match="how wide the parts of its keys and values are"):
+        settings(rewritten(path, "minicpm3", {"blk.0.attn_output.weight": None}))
+    path, _ = written(tmp_path / "x.gguf", "mistral4", F32)
+    with pytest.raises(GgufError, match="how its rotary positions are stretched"):
+        settings(rewritten(path, "mistral4", {}, **{"mistral4.rope.scaling.type": "none"}))
+    with pytest.raises(GgufError, match="scores of its experts are not by softmax"):
+        settings(rewritten(path, "mistral4", {}, **{"mistral4.expert_gating_func": 2}))
+
+
+def test_which_layers_choose_the_keys_that_are_attended_to(tmp_path: Path) -> None:
+    """Further layers, which predict tokens, may be told of too; older files say it of none."""
+    path, want = written(tmp_path / "x.gguf", "glm-dsa", F32)
+
+    def config(**said: object) -> Any:
+        return settings(rewritten(path, "glm-dsa", {}, **{f"glm-dsa.{key}": value for key, value in said.items()}))
+
+    types = "attention.indexer.types"
+    further: dict[str, object] = {"block_count": 5, "nextn_predict_layers": 1, types: [True, True, False, True, True]}
+    assert config(**further).indexer_types == want.config.indexer_types
+    assert config(**{types: None}).indexer_types == ["full"] * 4
+    for wrong in ({types: None, "context_length": 1 << 20}, {types: [True]}, {types: [False, True, True, True]}):
+        with pytest.raises(GgufError, match="which of its layers choose the keys"):
+            config(**wrong)
+    with pytest.raises(GgufError, match="how the keys that are attended to are chosen"):
+        config(**{"attention.indexer.top_k": None})
+    with pytest.raises(GgufError, match="queries are not made of latents"):
+        config(**{"attention.q_lora_rank": None})
+    with pytest.raises(GgufError, match="normalised"):
+        config(expert_gating_func=1)
+
+
+def test_latents_of_layers_with_a_window(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "dots3note", F32)
+    got, config = settings(path).per_layer_config, want.config.per_layer_config
+    for name in ("num_attention_heads", "kv_lora_rank", "head_dim", "qk_nope_head_dim", "v_head_dim"):
+        assert [getattr(got[number], name) for number in range(3)] == [
+            getattr(config[number], name) for number in range(3)
+        ]
+    for key, wrong, told in (
+        ("attention.sliding_window_pattern", [True] * 3, "how wide the parts"),
+        ("attention.sliding_window_pattern", 3, "of each layer whether it has a sliding window"),
+        ("attention.head_count", 4, "of each layer whether it has a sliding window"),
+        ("attention.kv_lora_rank_swa", None, "how wide the parts"),
+        ("rope.scaling.type", "yarn", "positions are stretched, which those of transformers' model are not"),
+    ):
+        with pytest.raises(GgufError, match=told):
+            settings(rewritten(path, "dots3note", {}, **{f"dots3note.{key}": wrong}))
 
 
 def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q4_0, Q8_0
+from gguf_loaded import read
 from gguf_models import written
 from gguf_shapes import MODELS
 from program_kit import compiled
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from scheduler.accel.cpu import quantised as module_under_test
 from scheduler.accel.cpu.experts import PackedExperts, pack_experts
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.quantised import QuantisedModule, is_linear, keep_packed
-from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_model import build_model
 from scheduler.weights.quantised_weight import quantised_weight_of
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
@@ -31,14 +29,9 @@ MORE = {"hrm_text": 1e-3, "jamba": 1e-3, "jamba dense": 6e-4, "qwen3next": 1e-3,
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
 
 
-def read(path: Path) -> Any:
-    file = GgufFile(path)
-    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True).eval()
-
-
 def kept(path: Path) -> tuple[Any, Packing]:
     compiled()
-    model, packing = read(path), Packing({})
+    model, packing = read(path, packed=True), Packing({})
     pack_experts(model, packing)
     keep_packed(model, packing)
     return model, packing
@@ -56,7 +49,9 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q4_0 if len(label) % 2 else Q8_0)
     (model, packing), most = kept(path), MORE.get(label, MOST)
     assert error(model, want) < most
-    packed = [name for name, weight in read(path).named_parameters() if quantised_weight_of(weight) is not None]
+    packed = [
+        name for name, weight in read(path, packed=True).named_parameters() if quantised_weight_of(weight) is not None
+    ]
     assert packed
     packing.settle()
     unpacked = [name for name in packed if type(model.get_parameter(name)) is nn.Parameter]
@@ -71,7 +66,7 @@ def test_rows_of_two_types_stay_packed(tmp_path: Path) -> None:
     gate, others = (GgufFile(path).tensors[f"blk.0.attn_{name}.weight"] for name in ("gate", "qkv"))
     assert (gate.kind, others.kind) == (Q4_0, Q8_0)
     name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
-    weight = quantised_weight_of(read(path).get_parameter(name))
+    weight = quantised_weight_of(read(path, packed=True).get_parameter(name))
     assert weight is not None
     assert torch.equal(weight.dense(), want.get_parameter(name))
     model, packing = kept(path)

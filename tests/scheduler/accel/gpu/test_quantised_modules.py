@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0
+from gguf_loaded import read
 from gguf_models import written
 from gguf_shapes import MODELS
 from gpu_kit import CountingBackend
@@ -26,11 +27,8 @@ from scheduler.accel.gpu.device_weight import DeviceWeight, device_weight_of
 from scheduler.accel.gpu.quantised_modules import QuantisedLinear, move_packed
 from scheduler.engine_config import EngineConfig
 from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
-from scheduler.model.gguf import read_config as read_gguf_config
 from scheduler.model.loader import prepare
 from scheduler.model.probe import probe
-from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_model import build_model
 from scheduler.weights.quantised_weight import QuantisedWeight, quantised_weight_of
 
 CPU = torch.device("cpu")
@@ -42,8 +40,7 @@ FILES = {label: Q8_0 if at % 2 else Q4_0 for at, label in enumerate(MODELS) if l
 def from_file(folder: Path, label: str, kind: int) -> tuple[Any, Any]:
     """A model of a GGUF file as on a GPU, and one with the values that its blocks stand for."""
     path, want = written(folder / "x.gguf", label, kind)
-    model = build_model(GgufFile(path), read_gguf_config(path), AutoModelForCausalLM, None, {}, packed=True)
-    return move_packed(model.eval(), CPU), want
+    return move_packed(read(path, packed=True), CPU), want
 
 
 def logits(model: Any, length: int = 40) -> torch.Tensor:
