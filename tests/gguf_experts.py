@@ -122,5 +122,20 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*EVERY_FOURTH, "full_attention"],
         },
     ),
+    "mimo2": (
+        "MiMoV2FlashConfig",
+        {
+            **SHAPE,
+            **{name: value for name, value in ROUTED.items() if name != "n_shared_experts"},
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "v_head_dim": 16,
+            "attention_value_scale": 0.75,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+            "rope_parameters": {"full_attention": {**ROPE, "rope_theta": 1000.0}, "sliding_attention": ROPE},
+        },
+    ),
     "minimax-m2": ("MiniMaxM2Config", {**SHAPE, **EXPERTS, "head_dim": 16, "rope_parameters": ROPE}),
 }

@@ -31,6 +31,8 @@ _KEYS = {
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
     "attention.sliding_window": ("sliding_window",),
+    "attention.value_length": ("v_head_dim",),
+    "attention.value_scale": ("attention_value_scale",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "attention.clamp_kqv": ("clip_qkv",),
@@ -125,6 +127,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
     if architecture == "gemma3n":
         said |= _streams(config)
+    if architecture == "mimo2":
+        said |= _doubled_keys(config)
     if label == "mistral3":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]
@@ -247,6 +251,22 @@ def _streams(config: Any) -> dict[str, Any]:
             NormalDist().inv_cdf(part) if part else float("-inf") for part in config.activation_sparsity_pattern
         ],
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+
+
+def _doubled_keys(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with a window that have twice as many heads of keys, beside three further layers
+    that it counts. Of the window it says one less than transformers' model has.
+    """
+    windowed = [kind == "sliding_attention" for kind in config.layer_types] + [True] * 3
+    return {
+        "block_count": len(windowed),
+        "nextn_predict_layers": 3,
+        "expert_gating_func": 2,
+        "attention.head_count_kv": [config.num_key_value_heads * (2 if each else 1) for each in windowed],
+        "attention.sliding_window": config.sliding_window - 1,
+        "attention.sliding_window_pattern": [int(each) for each in windowed],
         "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
     }
 

@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "mimo2": "mimo_v2_flash",
     "minicpm": "granite",
     "minimax-m2": "minimax_m2",
     "mistral": "mistral",
@@ -100,6 +101,8 @@ _KEYS = {
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
     "attention.key_length": ("head_dim",),
+    "attention.value_length": ("v_head_dim",),
+    "attention.value_scale": ("attention_value_scale",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "attention.sliding_window": ("sliding_window",),
@@ -142,6 +145,7 @@ _SHOWN = {
     "attention_out_bias": "attn_output.bias",
     "use_qk_norm": "attn_q_norm.weight",
 }
+_OF_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -213,7 +217,7 @@ def _derive(file: GgufFile) -> Any:
     for special in SPECIAL.get(architecture, ()):
         said |= special(file, keys, said)
     if "rope_parameters" in said:  # these are complete
-        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
+        said = {name: value for name, value in said.items() if name not in _OF_ROPE}
     if keys.get("attention.sliding_window") and not said.get("sliding_window"):
         raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
     return CONFIG_MAPPING[kind](**said)

@@ -24,6 +24,12 @@ def read_last_expert_layer(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     return {"moe_layer_end_index": said["num_hidden_layers"] - 1}
 
 
+def read_layers_with_experts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have experts: those with a router."""
+    routed = [f"blk.{number}.ffn_gate_inp.weight" in file.tensors for number in range(said["num_hidden_layers"])]
+    return {"mlp_layer_types": ["sparse" if each else "dense" for each in routed]}
+
+
 def read_normed_choices(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp normalises the weights of the chosen experts unless the file says otherwise."""
     return {"norm_topk_prob": keys.get("expert_weights_norm", True)}

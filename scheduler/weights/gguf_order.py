@@ -37,9 +37,9 @@ _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A
 class StoredOrder:
     """Where the rows and columns of a model's parameters are in the tensors of its file."""
 
-    def __init__(self, architecture: str, config: Any) -> None:
-        """``architecture``: what the file calls it. ``config``: of the model."""
-        self._architecture, self._config = architecture, config
+    def __init__(self, architecture: str, model: Any) -> None:
+        """``architecture``: what the file calls it."""
+        self._architecture, self._model, self._config = architecture, model, model.config
 
     def rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
         """int64 ``[out]``: which row of the tensors, one after the other, each row of the parameter ``name`` is; None
@@ -60,7 +60,7 @@ class StoredOrder:
         if place is None:
             return None
         joined, permuted = JOINED in part.name, self._architecture in _PERMUTED and place < 2
-        first, out = self._rows_of(place, part) if joined else (0, out)
+        first, out = self._rows_of(name, place, part) if joined else (0, out)
         if not permuted:
             return torch.arange(first, first + out) if joined else None
         if out % self._width or self._width % 2:
@@ -84,11 +84,12 @@ class StoredOrder:
         width = getattr(self._config, "head_dim", None)
         return int(width or self._config.hidden_size // self._config.num_attention_heads)
 
-    def _rows_of(self, place: int, part: GgufTensor) -> tuple[int, int]:
-        """The first row of queries (0), keys (1) or values (2) in a tensor of all of them, and how many they have."""
-        heads = self._config.num_attention_heads
-        keys = getattr(self._config, "num_key_value_heads", None) or heads
-        counts = [heads * self._width, keys * self._width, keys * self._width]
+    def _rows_of(self, name: str, place: int, part: GgufTensor) -> tuple[int, int]:
+        """The first row of queries (0), keys (1) or values (2), which the parameter ``name`` is, in a tensor of all of
+        them, and how many they have.
+        """
+        attention = self._model.get_submodule(name.rpartition(QUERIES_KEYS_VALUES[place])[0])
+        counts = [getattr(attention, leaf.removeprefix(".")).out_features for leaf in QUERIES_KEYS_VALUES]
         if sum(counts) != part.shape[0]:
             raise GgufError(f"{part.name!r} does not have the rows of all heads")
         return sum(counts[:place]), counts[place]

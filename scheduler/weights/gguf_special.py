@@ -10,6 +10,7 @@ from scheduler.weights.gguf_experts import (
     check_sigmoid,
     read_choice_of_groups,
     read_last_expert_layer,
+    read_layers_with_experts,
     read_normed_choices,
 )
 from scheduler.weights.gguf_file import GgufFile, largest
@@ -25,6 +26,7 @@ from scheduler.weights.gguf_hybrid import (
 )
 from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_windows import (
+    read_doubled_keys,
     read_some_windows,
     read_streams,
     read_stretched_layers,
@@ -182,6 +184,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
     "mamba2": (read_states_alone,),
+    "mimo2": (_read_further_layers, read_layers_with_experts, read_doubled_keys),
     "minicpm": (_long_factors, _read_scales),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),

@@ -35,7 +35,7 @@ class Values:
         stand-ins as parameters.
         """
         self._file, self._model, self._packed = file, model, packed
-        self._order = StoredOrder(file.architecture, model.config)
+        self._order = StoredOrder(file.architecture, model)
         self._made: dict[str, Any] = {}
         self._added: dict[type, bool] = {}
 

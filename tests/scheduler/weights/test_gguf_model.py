@@ -77,7 +77,7 @@ def test_four_bits(tmp_path: Path) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("label", ["llama biased", "qwen2", "phi2", "chatglm", "falcon-h1", "minicpm"])
+@pytest.mark.parametrize("label", ["llama biased", "qwen2", "phi2", "chatglm", "falcon-h1", "mimo2", "minicpm"])
 def test_queries_keys_and_values_in_one_tensor(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q8_0)
     file, change = GgufFile(path), dict[str, Stored | None]()
@@ -257,6 +257,7 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 
 _PACKED = [
+    "mimo2",
     "mamba2",
     "olmo",
     "internlm2",
