@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EVERY_FOURTH, EXPERTS, FEW, ROPE, ROUTED, SCALES, SHAPE, TIED, TWO_WIDTHS, UNNORMED, YARN
-
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-}
+from gguf_widths import (
+    EVERY_FOURTH,
+    EXPERTS,
+    FEW,
+    LATENT,
+    ROPE,
+    ROUTED,
+    SCALES,
+    SHAPE,
+    TIED,
+    TWO_WIDTHS,
+    UNNORMED,
+    YARN,
+)
 
 # By a label, whose first word is GGUF's name of the architecture.
 WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,11 +65,11 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek2": (
         "DeepseekV3Config",
-        {**SHAPE, **ROUTED, **_LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "rope_parameters": YARN},
+        {**SHAPE, **ROUTED, **LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "rope_parameters": YARN},
     ),
     "deepseek2 softmax": (
         "DeepseekV2Config",
-        {**SHAPE, **ROUTED, **_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **UNNORMED},
+        {**SHAPE, **ROUTED, **LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", **UNNORMED},
     ),
     "afmoe": (
         "AfmoeConfig",

@@ -127,6 +127,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
     if architecture == "gemma3n":
         said |= _streams(config)
+    if architecture in ("kimi-linear", "bailingmoe3"):
+        said |= _deltas(config, architecture)
     if architecture == "mimo2":
         said |= _doubled_keys(config)
     if label == "mistral3":
@@ -164,14 +166,29 @@ def _latents(config: Any) -> dict[str, Any]:
         "attention.value_length_mla": config.v_head_dim,
         "rope.dimension_count": turned,
     }
-    if config.q_lora_rank is not None:
-        said["attention.q_lora_rank"] = config.q_lora_rank
+    if (queries := getattr(config, "q_lora_rank", None)) is not None:
+        said["attention.q_lora_rank"] = queries
     if config.norm_topk_prob:
         said |= {"expert_weights_norm": True, "expert_gating_func": 2}
-    if config.rope_parameters["rope_type"] == "yarn":
+    if getattr(config, "rope_parameters", {}).get("rope_type") == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _deltas(config: Any, architecture: str) -> dict[str, Any]:
+    """What a converter says of layers that have one head of latents, or linear attention by differences. Of kimi-linear
+    it says nothing of groups of experts, and of a part of heads that is turned though none is.
+    """
+    said = _latents(config) | {
+        "attention.head_count_kv": [1 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "kda.head_dim": config.linear_head_dim,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "expert_gating_func": 2,
+    }
+    if architecture == "kimi-linear":
+        return {key: value for key, value in said.items() if key != "expert_weights_norm"}
+    return said | {"kda.safe_gate": config.kda_safe_gate, "kda.gate_lower_bound": config.kda_lower_bound}
 
 
 def _stretched(rope: dict[str, Any]) -> dict[str, Any]:

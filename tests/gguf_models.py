@@ -40,6 +40,7 @@ _ADDED = (
 )  # whose norms are stored as w + 1
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
+    ".forget_gate.dt_bias": "ssm_dt.bias",
     ".mamba.dt_bias": "ssm_dt.bias",
     ".mixer.dt_bias": "ssm_dt.bias",
     ".pre_ff_layernorm.weight": "ffn_norm",
@@ -115,13 +116,17 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
+    if ".self_attn.g_proj." in name and model.config.layer_types[int(_number(name))] == "linear_attention":
+        return {f"blk.{_number(name)}.ssm_g_a.weight": _kept(weight, kind)}
+    if ".self_attn.conv1d." in name:
+        return _convolutions(f"blk.{_number(name)}", weight)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
     found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)].replace(".N.", f".{_number(name)}.")
     found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
     if architecture in IN_TURNS and "linear_attn" in name and not name.endswith("norm.weight"):
         return {found: _in_turns(model.config, name, weight, kind)}
     if name.endswith("A_log"):
-        return {found: store(-torch.exp(weight))}
+        return {found: store(torch.exp(weight)[:, None] if architecture == "bailingmoe3" else -torch.exp(weight))}
     if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
         return {found: store(weight + 1)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
@@ -193,6 +198,14 @@ def _of_latents(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dic
     stored = {"k": store(heads[:, :key].transpose(1, 2), kind), "v": store(heads[:, key:], kind)}
     heads[:, :key], heads[:, key:] = stored["k"].values.transpose(1, 2), stored["v"].values
     return {f"{layer}.attn_{name}_b.weight": each for name, each in stored.items()}
+
+
+def _convolutions(layer: str, weight: torch.Tensor) -> dict[str, Stored]:
+    """Those of queries, keys and values."""
+    return {
+        f"{layer}.ssm_conv1d_{each}.weight": store(part.transpose(0, 1)[None])
+        for each, part in zip("qkv", weight.chunk(3), strict=True)
+    }
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

@@ -31,6 +31,14 @@ ROUTED = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 UNNORMED = {"norm_topk_prob": False}
 YARN = {
     "rope_type": "yarn",

@@ -59,6 +59,13 @@ def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
+def check_unclamped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: what transformers' model multiplies in multilayer perceptrons has no bounds."""
+    if any(any(keys.get(f"swiglu_clamp_{kind}") or ()) for kind in ("exp", "shexp")):
+        raise GgufError("its experts have bounds of what they multiply, which those of transformers' model have not")
+    return {}
+
+
 def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
     other scores of experts than normalised sigmoids.

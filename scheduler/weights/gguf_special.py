@@ -8,6 +8,7 @@ from typing import Any
 from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
+    check_unclamped,
     read_choice_of_groups,
     read_last_expert_layer,
     read_layers_with_experts,
@@ -17,6 +18,7 @@ from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import (
     read_convolutions,
+    read_deltas,
     read_linear_attention,
     read_mamba,
     read_parallel_parts,
@@ -164,6 +166,15 @@ def _read_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids),
     "apertus": (_read_plain_positions, _check_activations),
+    "bailingmoe3": (
+        _read_further_layers,
+        _read_latents,
+        check_sigmoid,
+        check_unclamped,
+        read_choice_of_groups,
+        read_layers_with_experts,
+        read_deltas,
+    ),
     "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
     "dots1": (read_window, check_sigmoid),
@@ -181,6 +192,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "gpt-oss": (_read_exact_stretching,),
     "granitehybrid": (read_mamba,),
     "jamba": (read_periods,),
+    "kimi-linear": (_read_latents, check_sigmoid, read_normed_choices, read_layers_with_experts, read_deltas),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
     "mamba2": (read_states_alone,),

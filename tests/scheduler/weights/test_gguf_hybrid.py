@@ -156,3 +156,26 @@ def test_states_that_are_no_whole_number_of_times_as_wide_as_the_model(tmp_path:
     )
     with pytest.raises(GgufError, match="no whole number of times as wide"):
         settings(damaged)
+
+
+def test_linear_attention_by_differences_that_is_not_told_of(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "kimi-linear", Q8_0)
+    rates: dict[str, Stored | None] = {f"blk.{number}.ssm_beta.weight": None for number in (0, 2)}
+    for damaged in (
+        rewritten(path, "kimi-linear", rates),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.attention.head_count_kv": [0, 1]}),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.attention.head_count_kv": 1}),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.kda.head_dim": None}),
+    ):
+        with pytest.raises(GgufError, match="which of its layers have linear attention"):
+            settings(damaged)
+
+
+def test_bounds_of_experts_that_the_model_has_not(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "bailingmoe3", Q8_0)
+    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        unbounded = rewritten(path, "bailingmoe3", {}, **{f"bailingmoe3.{key}": [0.0] * 3})
+        assert settings(unbounded).kda_lower_bound == -3.0
+        bounded = rewritten(path, "bailingmoe3", {}, **{f"bailingmoe3.{key}": [0.0, 7.0, 7.0]})
+        with pytest.raises(GgufError, match="have bounds of what they multiply"):
+            settings(bounded)
