@@ -40,6 +40,11 @@ _KEYS = {
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk_blocks",),
+    "attention.indexer.block_size": ("index_block_size",),
+    "attention.indexer.local_blocks": ("index_local_blocks",),
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -131,6 +136,14 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _deltas(config, architecture)
     if architecture == "mimo2":
         said |= _doubled_keys(config)
+    if architecture == "minimax-m3":
+        said |= {
+            "feed_forward_length": config.dense_intermediate_size,
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_shared_count": config.shared_intermediate_size // config.intermediate_size,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        }
     if label == "mistral3":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]

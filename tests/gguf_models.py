@@ -33,6 +33,7 @@ _ADDED = (
     "gemma",
     "gemma2",
     "gemma3",
+    "minimax-m3",
     "nemotron",
     "qwen3next",
     "qwen35",
@@ -112,6 +113,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
+    if ".indexer." in name or ("gate_up_proj.weight" in name and architecture == "minimax-m3"):
+        return _apart(name, weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
@@ -206,6 +209,16 @@ def _convolutions(layer: str, weight: torch.Tensor) -> dict[str, Stored]:
         f"{layer}.ssm_conv1d_{each}.weight": store(part.transpose(0, 1)[None])
         for each, part in zip("qkv", weight.chunk(3), strict=True)
     }
+
+
+def _apart(name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """Gates and ups in tensors of their own, and weights that choose blocks of keys, which stay in float32."""
+    layer, beside = f"blk.{_number(name)}", "_shexp" if "shared_experts" in name else ""
+    if ".indexer." in name:
+        leaf = name.partition(".indexer.")[2]
+        return {f"{layer}.indexer.{leaf}": store(weight + 1 if "norm" in leaf else weight)}
+    gate, up = weight.chunk(2)
+    return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

@@ -66,12 +66,17 @@ def check_unclamped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any
     return {}
 
 
+def check_normed(keys: Mapping[str, Any]) -> None:
+    """Raise ``GgufError`` unless scores of experts are normalised sigmoids."""
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
+        raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
+
+
 def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """That embeddings are multiplied by the root of their width: llama.cpp knows no others. Transformers' model has no
     other scores of experts than normalised sigmoids.
     """
-    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
-        raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
+    check_normed(keys)
     if not keys.get("attention.sliding_window"):
         raise GgufError("the file does not say which of its layers have a sliding window")
     return {"mup_enabled": True}

@@ -33,6 +33,8 @@ _PERMUTED = frozenset(
 _IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
 
+_GATES_AND_UPS = ("input_linear.weight", "gate_up_proj.weight")
+
 
 class StoredOrder:
     """Where the rows and columns of a model's parameters are in the tensors of its file."""
@@ -52,7 +54,7 @@ class StoredOrder:
             if any(each.shape[1:] != part.shape[1:] for each in parts):
                 raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
             return _by_key_head(out, self._config)
-        if len(parts) > 1 and name.endswith("input_linear.weight"):  # gates, then ups
+        if len(parts) > 1 and name.endswith(_GATES_AND_UPS):  # gates, then ups
             return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)

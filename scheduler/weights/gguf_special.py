@@ -27,6 +27,7 @@ from scheduler.weights.gguf_hybrid import (
     read_states_alone,
 )
 from scheduler.weights.gguf_source import values
+from scheduler.weights.gguf_sparse import read_chosen_blocks
 from scheduler.weights.gguf_windows import (
     read_doubled_keys,
     read_some_windows,
@@ -198,6 +199,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "mamba2": (read_states_alone,),
     "mimo2": (_read_further_layers, read_layers_with_experts, read_doubled_keys),
     "minicpm": (_long_factors, _read_scales),
+    "minimax-m3": (read_layers_with_experts, read_chosen_blocks),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
     "nemotron_h": (read_single_parts,),

@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "exaone4": {"sliding_window_pattern"},
     "lfm2moe": {"block_auto_adjust_ff_dim"},
     "minimax-m2": {"ignore_keys_at_rope_validation"},
+    "minimax-m3": {"ignore_keys_at_rope_validation"},
 }
 _ANYWHERE = {"transformers_version", "architectures", "dtype", "pad_token_id"}
 

@@ -80,6 +80,20 @@ def test_layers_with_a_window_that_have_twice_as_many_heads_of_keys(tmp_path: Pa
             settings(damaged)
 
 
+def test_layers_that_choose_blocks_of_keys(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "minimax-m3", Q8_0)
+    for key, wrong, told in (
+        ("expert_gating_func", 1, "no normalised sigmoids"),
+        ("expert_weights_norm", None, "no normalised sigmoids"),
+        ("expert_shared_count", None, "how wide its layers are"),
+        ("feed_forward_length", None, "how wide its layers are"),
+        ("rope.dimension_count", None, "which part of a head positions turn"),
+    ):
+        damaged = rewritten(path, "minimax-m3", {}, **{f"minimax-m3.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(damaged)
+
+
 def test_numbers_of_activations_are_weights(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "apertus", Q8_0)
     file = GgufFile(path)
