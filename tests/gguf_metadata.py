@@ -19,7 +19,12 @@ _WITHOUT_HEAD_WIDTH = (
     "starcoder2",
 )  # llama.cpp's converter need not write it
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
-IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
+IN_TURNS = (
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+)  # heads of values: the first of each head of keys, then the second of each
+MULTIPLIERS = [11, 101, 1001]  # by which n-grams are hashed: not those that transformers' model computes
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
@@ -40,9 +45,9 @@ _KEYS = {
     "logit_scale": ("logit_scale", "logits_scaling"),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
-    "attention.indexer.head_count": ("index_n_heads",),
-    "attention.indexer.key_length": ("index_head_dim",),
-    "attention.indexer.top_k": ("index_topk_blocks",),
+    "attention.indexer.head_count": ("index_n_heads", "indexer_n_heads"),
+    "attention.indexer.key_length": ("index_head_dim", "indexer_head_dim"),
+    "attention.indexer.top_k": ("index_topk_blocks", "indexer_budget"),
     "attention.indexer.block_size": ("index_block_size",),
     "attention.indexer.local_blocks": ("index_local_blocks",),
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
@@ -136,6 +141,8 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _deltas(config, architecture)
     if architecture == "mimo2":
         said |= _doubled_keys(config)
+    if architecture == "qwen4exp":
+        said |= _ngrams(config)
     if architecture == "minimax-m3":
         said |= {
             "feed_forward_length": config.dense_intermediate_size,
@@ -187,6 +194,27 @@ def _latents(config: Any) -> dict[str, Any]:
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _ngrams(config: Any) -> dict[str, Any]:
+    """What a converter says of several streams, of chosen blocks of keys, and of n-grams."""
+    sizes = [53, 59, 61, 67]
+    return {
+        "hyper_connection.count": config.hc_count,
+        "hyper_connection.low_rank": config.hc_lowrank,
+        "attention.compress_ratios": [
+            config.indexer_compress_ratio if kind == "indexed_attention" else 0 for kind in config.layer_types
+        ],
+        "embedding_length_per_layer_input": config.ple_embed_dim // len(sizes),
+        "ple.layers": [number - 1 for number in config.ple_layer_ids],
+        "ple.ngram_size": config.ngram_size,
+        "ple.heads_per_ngram": config.heads_per_ngram,
+        "ple.conv_kernel": config.ple_conv_kernel_size,
+        "ple.eos_token_id": config.eos_token_id,
+        "ple.layer_multipliers": MULTIPLIERS,
+        "ple.head_offsets": [0, 53, 112, 173],
+        "ple.head_vocab_sizes": sizes,
+    }
 
 
 def _deltas(config: Any, architecture: str) -> dict[str, Any]:

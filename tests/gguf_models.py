@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from gguf_kit import F32, Q4_0, Q8_0, Stored, interleaved, store, write_file
-from gguf_metadata import HYBRID, IN_TURNS, config_of, head_groups, metadata_of
+from gguf_metadata import HYBRID, IN_TURNS, MULTIPLIERS, config_of, head_groups, metadata_of
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
 _PERMUTED = (
@@ -38,6 +38,7 @@ _ADDED = (
     "qwen3next",
     "qwen35",
     "qwen35moe",
+    "qwen4exp",
 )  # whose norms are stored as w + 1
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
@@ -49,6 +50,8 @@ _SCALES_IN_LAYERS = {
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
 }
+_NORM = re.compile(r"norm(_key|_query|_conv)?\.weight$")
+_HASHED = ("layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes")
 _STACKS = {"altup_projections": "altup_proj.weight", "altup_unembed_projections": "altup_unembd_proj.weight"}
 
 
@@ -73,6 +76,8 @@ def random_model(label: str) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", ".expert_bias")):
                 buffer.normal_(0, 0.1)
+            if name.endswith("layer_multipliers"):
+                buffer.copy_(torch.tensor(MULTIPLIERS))
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
     return model
@@ -90,7 +95,7 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
             stacks.setdefault(_STACKS[found[1]], []).append(weight)
         elif ".act_fn." in name:
             numbers.setdefault("xielu." + name.rpartition(".")[2], []).append(float(weight))
-        elif not (name.startswith("lm_head") and model.config.tie_word_embeddings):
+        elif not name.endswith(_HASHED) and not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
     for name, weights in stacks.items():
         tensors[name] = store(torch.stack(weights), kind)
@@ -113,7 +118,13 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
     if "kv_b_proj" in name:
         return _of_latents(model.config, f"blk.{_number(name)}", weight, kind)
-    if ".indexer." in name or ("gate_up_proj.weight" in name and architecture == "minimax-m3"):
+    if ".ngram_embedding." in name:
+        return {"per_layer_token_embd.weight": _kept(weight, kind)}
+    if ".index_qk_proj." in name:
+        return _of_index(model.config, f"blk.{_number(name)}", weight, kind)
+    if (".indexer." in name and architecture == "minimax-m3") or (
+        "gate_up_proj.weight" in name and architecture == "minimax-m3"
+    ):
         return _apart(name, weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(model.config, f"blk.{_number(name)}", name, weight, kind)
@@ -130,7 +141,7 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         return {found: _in_turns(model.config, name, weight, kind)}
     if name.endswith("A_log"):
         return {found: store(torch.exp(weight)[:, None] if architecture == "bailingmoe3" else -torch.exp(weight))}
-    if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
+    if weight.dim() == 1 and architecture in _ADDED and _NORM.search(name) and "linear_attn" not in name:
         return {found: store(weight + 1)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
         return {found: _kept(weight.t(), kind)}
@@ -219,6 +230,13 @@ def _apart(name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
         return {f"{layer}.indexer.{leaf}": store(weight + 1 if "norm" in leaf else weight)}
     gate, up = weight.chunk(2)
     return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
+
+
+def _of_index(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """Queries and keys that choose blocks."""
+    width = config.indexer_head_dim
+    query, key = torch.split(weight, [config.indexer_n_heads * width, width])
+    return {f"{layer}.indexer.q_proj.weight": _kept(query, kind), f"{layer}.indexer.k_proj.weight": _kept(key, kind)}
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

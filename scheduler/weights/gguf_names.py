@@ -27,6 +27,9 @@ _OUTSIDE = {
     "ln_f": ("output_norm",),
     "lm_head": ("output", "token_embd"),
     "embed_tokens_per_layer": ("per_layer_token_embd",),
+    "hc_norm": ("output_hc_norm",),
+    "input_mix_weight_down": ("output_hc_down",),
+    "input_mix_weight_up": ("output_hc_up",),
     "per_layer_model_projection": ("per_layer_model_proj",),
     "per_layer_projection_norm": ("per_layer_proj_norm",),
     "altup_projections": ("altup_proj",),
@@ -153,6 +156,23 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("linear_attn.conv1d", ("ssm_conv1d",)),
     ("linear_attn.norm", ("ssm_norm",)),
     ("linear_attn.out_proj", ("ssm_out",)),
+    ("self_attn.indexer.index_qk_proj", ("indexer.q_proj indexer.k_proj",)),
+    ("self_attn.indexer.q_layernorm", ("indexer.q_norm",)),
+    ("self_attn.indexer.k_layernorm", ("indexer.k_norm",)),
+    ("attn_hyper_connection.hc_norm", ("hc_attn_norm",)),
+    ("attn_hyper_connection.input_mix_weight_down", ("hc_attn_down",)),
+    ("attn_hyper_connection.input_mix_weight_up", ("hc_attn_up",)),
+    ("attn_hyper_connection.block_inject_weight", ("hc_attn_inject",)),
+    ("mlp_hyper_connection.hc_norm", ("hc_ffn_norm",)),
+    ("mlp_hyper_connection.input_mix_weight_down", ("hc_ffn_down",)),
+    ("mlp_hyper_connection.input_mix_weight_up", ("hc_ffn_up",)),
+    ("mlp_hyper_connection.block_inject_weight", ("hc_ffn_inject",)),
+    ("ple.key_proj", ("ple_key",)),
+    ("ple.value_proj", ("ple_value",)),
+    ("ple.norm_key", ("ple_norm_key",)),
+    ("ple.norm_query", ("ple_norm_query",)),
+    ("ple.norm_conv", ("ple_norm_conv",)),
+    ("ple.conv1d", ("ple_conv1d",)),
     ("norm", ("attn_norm",)),
     ("ln_1", ("attn_norm",)),
     ("ln_2", ("ffn_norm",)),
@@ -183,6 +203,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
+_NGRAMS, _TABLE = ".ngram_embedding.weight", ("per_layer_token_embd.weight",)  # of a layer, and outside in the file
 # Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
@@ -248,6 +269,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
         number, kind = match["number"], match["kind"]
         if leafs := dict(_INSIDE).get(match["leaf"], ()):
             return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
+    if name.endswith(_NGRAMS):
+        return [_TABLE]
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]

@@ -30,10 +30,10 @@ _PERMUTED = frozenset(
     }
 )
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
-_IN_TURNS = frozenset({"qwen35", "qwen35moe"})
+_IN_TURNS = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
 
-_GATES_AND_UPS = ("input_linear.weight", "gate_up_proj.weight")
+_ONE_BEHIND_ANOTHER = ("input_linear.weight", "gate_up_proj.weight", "index_qk_proj.weight")
 
 
 class StoredOrder:
@@ -54,7 +54,7 @@ class StoredOrder:
             if any(each.shape[1:] != part.shape[1:] for each in parts):
                 raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
             return _by_key_head(out, self._config)
-        if len(parts) > 1 and name.endswith(_GATES_AND_UPS):  # gates, then ups
+        if len(parts) > 1 and name.endswith(_ONE_BEHIND_ANOTHER):
             return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)

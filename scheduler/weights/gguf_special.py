@@ -27,7 +27,7 @@ from scheduler.weights.gguf_hybrid import (
     read_states_alone,
 )
 from scheduler.weights.gguf_source import values
-from scheduler.weights.gguf_sparse import read_chosen_blocks
+from scheduler.weights.gguf_sparse import read_chosen_blocks, read_compressed_blocks, read_ngrams
 from scheduler.weights.gguf_windows import (
     read_doubled_keys,
     read_some_windows,
@@ -211,5 +211,6 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "qwen3moe": (read_normed_choices,),
     "qwen3vlmoe": (read_normed_choices,),
     "qwen3next": (read_linear_attention,),
+    "qwen4exp": (read_linear_attention, _read_sections, read_compressed_blocks, read_ngrams),
     "stablelm": (_sequential,),
 }

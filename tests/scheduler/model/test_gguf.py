@@ -44,6 +44,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("chatglm", Q8_0),
         ("phi2", Q8_0),
         ("exaone", Q4_0),
+        ("qwen4exp", Q8_0),
         ("minimax-m3", Q8_0),
         ("kimi-linear", Q8_0),
         ("bailingmoe3", Q4_0),
