@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf_widths import EXPERTS, FEW, OLD, ROPE, ROUTED, SCALES, SHAPE, TIED, UNNORMED
+from gguf_widths import EXPERTS, FEW, LATENT, OLD, ROPE, ROUTED, SCALES, SHAPE, TIED, UNNORMED
 
 _OF_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 _MAMBA = {
@@ -43,6 +43,17 @@ _LINEAR = {
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
 }
+_DELTAS: dict[str, Any] = {
+    **{name: value for name, value in SHAPE.items() if name != "num_key_value_heads"},
+    **FEW,
+    **{name: value for name, value in LATENT.items() if name != "q_lora_rank"},
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
 _MORE_VALUES = {**_LINEAR, "linear_num_value_heads": 6}
 _SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
 
@@ -73,6 +84,33 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "moe_intermediate_size": 32,
             "shared_expert_intermediate_size": 64,
+            "rope_parameters": {**ROPE, **_SECTIONS},
+        },
+    ),
+    "qwen4exp": (
+        "Qwen4ExpTextConfig",
+        {
+            **{name: value for name, value in SHAPE.items() if name != "intermediate_size"},
+            **FEW,
+            **_MORE_VALUES,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "hc_count": 3,
+            "hc_lowrank": 32,
+            "ple_layer_ids": [1],
+            "ple_embed_dim": 128,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 53,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 4,
+            "output_gate_type": "sigmoid",
+            "seed": 5,
             "rope_parameters": {**ROPE, **_SECTIONS},
         },
     ),
@@ -145,6 +183,19 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": (
         "Mamba2Config",
         {**OLD, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+    ),
+    "kimi-linear": ("KimiLinearConfig", {**_DELTAS, "linear_head_dim": 16, "linear_num_heads": 2}),
+    "bailingmoe3": (
+        "BailingHybridConfig",
+        {
+            **_DELTAS,
+            "num_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "head_dim": 16,
+            "kda_lower_bound": -3.0,
+            "rope_theta": 20000.0,
+        },
     ),
     "lfm2": ("Lfm2Config", {**SHAPE, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "lfm2moe": (

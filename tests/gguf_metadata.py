@@ -24,7 +24,12 @@ _WITHOUT_HEAD_WIDTH = (
 )  # llama.cpp's converter need not write it
 _LISTED = ("cohere2moe", "exaone-moe", "granite_swa", "mellum")  # which of their layers have a window
 HYBRID = ("nemotron_h", "nemotron_h_moe")  # each layer of a single part
-IN_TURNS = ("qwen35", "qwen35moe")  # heads of values: the first of each head of keys, then the second of each
+IN_TURNS = (
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+)  # heads of values: the first of each head of keys, then the second of each
+MULTIPLIERS = [11, 101, 1001]  # by which n-grams are hashed: not those that transformers' model computes
 
 # Keys of the metadata and the settings that they come from, the first that there is.
 _KEYS = {
@@ -43,11 +48,10 @@ _KEYS = {
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
     "attention.sliding_window": ("sliding_window",),
+    "attention.value_length": ("v_head_dim",),
+    "attention.value_scale": ("attention_value_scale",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
-    "attention.indexer.head_count": ("index_n_heads",),
-    "attention.indexer.key_length": ("index_head_dim",),
-    "attention.indexer.top_k": ("index_topk",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
@@ -57,6 +61,11 @@ _KEYS = {
     "hrm.l_cycles": ("L_cycles",),
     "hrm.prefix_lm": ("prefix_lm",),
     "residual_scale": ("residual_multiplier",),
+    "attention.indexer.head_count": ("index_n_heads", "indexer_n_heads"),
+    "attention.indexer.key_length": ("index_head_dim", "indexer_head_dim"),
+    "attention.indexer.top_k": ("index_topk_blocks", "index_topk", "indexer_budget"),
+    "attention.indexer.block_size": ("index_block_size",),
+    "attention.indexer.local_blocks": ("index_local_blocks",),
     "expert_count": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -203,6 +212,20 @@ def metadata_of(label: str) -> dict[str, Any]:
         said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
     if architecture == "gemma3n":
         said |= _streams(config)
+    if architecture in ("kimi-linear", "bailingmoe3"):
+        said |= _deltas(config, architecture)
+    if architecture == "mimo2":
+        said |= _doubled_keys(config)
+    if architecture == "qwen4exp":
+        said |= _ngrams(config)
+    if architecture == "minimax-m3":
+        said |= {
+            "feed_forward_length": config.dense_intermediate_size,
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_shared_count": config.shared_intermediate_size // config.intermediate_size,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        }
     if label == "mistral3":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = config.rope_parameters["mscale_all_dim"]
@@ -252,11 +275,11 @@ def _latents(config: Any) -> dict[str, Any]:
         "attention.value_length_mla": config.v_head_dim,
         "rope.dimension_count": turned,
     }
-    if config.q_lora_rank is not None:
-        said["attention.q_lora_rank"] = config.q_lora_rank
+    if (queries := getattr(config, "q_lora_rank", None)) is not None:
+        said["attention.q_lora_rank"] = queries
     if getattr(config, "norm_topk_prob", False):
         said |= {"expert_weights_norm": True, "expert_gating_func": 1 if config.model_type == "mistral4" else 2}
-    if config.rope_parameters.get("rope_type") == "yarn":
+    if getattr(config, "rope_parameters", {}).get("rope_type") == "yarn":
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
@@ -279,6 +302,42 @@ def _two_latents(config: Any) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_parameters["indexed_attention"]["rope_theta"]),
         "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
     }
+
+
+def _ngrams(config: Any) -> dict[str, Any]:
+    """What a converter says of several streams, of chosen blocks of keys, and of n-grams."""
+    sizes = [53, 59, 61, 67]
+    return {
+        "hyper_connection.count": config.hc_count,
+        "hyper_connection.low_rank": config.hc_lowrank,
+        "attention.compress_ratios": [
+            config.indexer_compress_ratio if kind == "indexed_attention" else 0 for kind in config.layer_types
+        ],
+        "embedding_length_per_layer_input": config.ple_embed_dim // len(sizes),
+        "ple.layers": [number - 1 for number in config.ple_layer_ids],
+        "ple.ngram_size": config.ngram_size,
+        "ple.heads_per_ngram": config.heads_per_ngram,
+        "ple.conv_kernel": config.ple_conv_kernel_size,
+        "ple.eos_token_id": config.eos_token_id,
+        "ple.layer_multipliers": MULTIPLIERS,
+        "ple.head_offsets": [0, 53, 112, 173],
+        "ple.head_vocab_sizes": sizes,
+    }
+
+
+def _deltas(config: Any, architecture: str) -> dict[str, Any]:
+    """What a converter says of layers that have one head of latents, or linear attention by differences. Of kimi-linear
+    it says nothing of groups of experts, and of a part of heads that is turned though none is.
+    """
+    said = _latents(config) | {
+        "attention.head_count_kv": [1 if kind == "full_attention" else 0 for kind in config.layer_types],
+        "kda.head_dim": config.linear_head_dim,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "expert_gating_func": 2,
+    }
+    if architecture == "kimi-linear":
+        return {key: value for key, value in said.items() if key != "expert_weights_norm"}
+    return said | {"kda.safe_gate": config.kda_safe_gate, "kda.gate_lower_bound": config.kda_lower_bound}
 
 
 def _stretched(rope: dict[str, Any]) -> dict[str, Any]:
@@ -371,6 +430,22 @@ def _streams(config: Any) -> dict[str, Any]:
             NormalDist().inv_cdf(part) if part else float("-inf") for part in config.activation_sparsity_pattern
         ],
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+
+
+def _doubled_keys(config: Any) -> dict[str, Any]:
+    """What a converter says of layers with a window that have twice as many heads of keys, beside three further layers
+    that it counts. Of the window it says one less than transformers' model has.
+    """
+    windowed = [kind == "sliding_attention" for kind in config.layer_types] + [True] * 3
+    return {
+        "block_count": len(windowed),
+        "nextn_predict_layers": 3,
+        "expert_gating_func": 2,
+        "attention.head_count_kv": [config.num_key_value_heads * (2 if each else 1) for each in windowed],
+        "attention.sliding_window": config.sliding_window - 1,
+        "attention.sliding_window_pattern": [int(each) for each in windowed],
         "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
     }
 

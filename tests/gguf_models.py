@@ -14,7 +14,7 @@ import torch
 import transformers
 from gguf_kit import F32, Q4_0, Q8_0, Stored, interleaved, store, write_file
 from gguf_loaded import class_of
-from gguf_metadata import HYBRID, IN_TURNS, config_of, head_groups, metadata_of
+from gguf_metadata import HYBRID, IN_TURNS, MULTIPLIERS, config_of, head_groups, metadata_of
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
 _PERMUTED = (
@@ -37,14 +37,17 @@ _ADDED = (
     "gemma",
     "gemma2",
     "gemma3",
+    "minimax-m3",
     "nemotron",
     "qwen3next",
     "qwen35",
     "qwen35moe",
+    "qwen4exp",
 )  # whose norms are stored as w + 1
 _TRANSPOSED = ("gpt-oss", "llama4")  # whose experts are stored as [out, in]
 _SCALES_IN_LAYERS = {
     ".correct_output_scale": "altup_correct_scale.weight",
+    ".forget_gate.dt_bias": "ssm_dt.bias",
     ".mamba.dt_bias": "ssm_dt.bias",
     ".mixer.dt_bias": "ssm_dt.bias",
     ".pre_ff_layernorm.weight": "ffn_norm",
@@ -52,6 +55,8 @@ _SCALES_IN_LAYERS = {
     ".router.scale": "ffn_gate_inp.scale",
     ".router.per_expert_scale": "ffn_down_exps.scale",
 }
+_NORM = re.compile(r"norm(_key|_query|_conv)?\.weight$")
+_HASHED = ("layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes")
 _STACKS = {"altup_projections": "altup_proj.weight", "altup_unembed_projections": "altup_unembd_proj.weight"}
 
 
@@ -77,6 +82,8 @@ def random_model(label: str) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", ".expert_bias")):
                 buffer.normal_(0, 0.1)
+            if name.endswith("layer_multipliers"):
+                buffer.copy_(torch.tensor(MULTIPLIERS))
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
     return model
@@ -94,7 +101,7 @@ def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
             stacks.setdefault(_STACKS[found[1]], []).append(weight)
         elif ".act_fn." in name:
             numbers.setdefault("xielu." + name.rpartition(".")[2], []).append(float(weight))
-        elif not (name.startswith("lm_head") and model.config.tie_word_embeddings):
+        elif not name.endswith(_HASHED) and not (name.startswith("lm_head") and model.config.tie_word_embeddings):
             tensors |= _stored(architecture, model, name, weight, kind)
     for name, weights in stacks.items():
         tensors[name] = store(torch.stack(weights), kind)
@@ -122,10 +129,22 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if "kv_b_proj" in name and architecture != "minicpm3":
         config = model.config.per_layer_config[int(_number(name))] if architecture == "dots3note" else model.config
         return _of_latents(config, f"blk.{_number(name)}", weight, kind)
+    if ".ngram_embedding." in name:
+        return {"per_layer_token_embd.weight": _kept(weight, kind)}
+    if ".index_qk_proj." in name:
+        return _of_index(model.config, f"blk.{_number(name)}", weight, kind)
+    if (".indexer." in name and architecture == "minimax-m3") or (
+        "gate_up_proj.weight" in name and architecture == "minimax-m3"
+    ):
+        return _apart(name, weight, kind)
     if "shared_mlp" in name and "_linear" in name:
         return _shared(architecture, model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
         return _gated(model.config, f"blk.{_number(name)}", weight, kind)
+    if ".self_attn.g_proj." in name and model.config.layer_types[int(_number(name))] == "linear_attention":
+        return {f"blk.{_number(name)}.ssm_g_a.weight": _kept(weight, kind)}
+    if ".self_attn.conv1d." in name:
+        return _convolutions(f"blk.{_number(name)}", weight)
     base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
     before = model.config.num_layers_per_stack if ".H_module." in name else 0  # layers of another stack
     found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)]
@@ -134,8 +153,8 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if architecture in IN_TURNS and "linear_attn" in name and not name.endswith("norm.weight"):
         return {found: _in_turns(model.config, name, weight, kind)}
     if name.endswith("A_log"):
-        return {found: store(-torch.exp(weight))}
-    if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight") and "linear_attn" not in name:
+        return {found: store(torch.exp(weight)[:, None] if architecture == "bailingmoe3" else -torch.exp(weight))}
+    if weight.dim() == 1 and architecture in _ADDED and _NORM.search(name) and "linear_attn" not in name:
         return {found: store(weight + 1)}
     if architecture == "dots3note" and name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight")):
         return {found: store(weight * (model.config.hidden_size / len(weight)) ** 0.5)}
@@ -212,6 +231,31 @@ def _of_latents(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dic
     stored = {"k": store(heads[:, :key].transpose(1, 2), kind), "v": store(heads[:, key:], kind)}
     heads[:, :key], heads[:, key:] = stored["k"].values.transpose(1, 2), stored["v"].values
     return {f"{layer}.attn_{name}_b.weight": each for name, each in stored.items()}
+
+
+def _convolutions(layer: str, weight: torch.Tensor) -> dict[str, Stored]:
+    """Those of queries, keys and values."""
+    return {
+        f"{layer}.ssm_conv1d_{each}.weight": store(part.transpose(0, 1)[None])
+        for each, part in zip("qkv", weight.chunk(3), strict=True)
+    }
+
+
+def _apart(name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """Gates and ups in tensors of their own, and weights that choose blocks of keys, which stay in float32."""
+    layer, beside = f"blk.{_number(name)}", "_shexp" if "shared_experts" in name else ""
+    if ".indexer." in name:
+        leaf = name.partition(".indexer.")[2]
+        return {f"{layer}.indexer.{leaf}": store(weight + 1 if "norm" in leaf else weight)}
+    gate, up = weight.chunk(2)
+    return {f"{layer}.ffn_gate{beside}.weight": _kept(gate, kind), f"{layer}.ffn_up{beside}.weight": _kept(up, kind)}
+
+
+def _of_index(config: Any, layer: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """Queries and keys that choose blocks."""
+    width = config.indexer_head_dim
+    query, key = torch.split(weight, [config.indexer_n_heads * width, width])
+    return {f"{layer}.indexer.q_proj.weight": _kept(query, kind), f"{layer}.indexer.k_proj.weight": _kept(key, kind)}
 
 
 def _kept(weight: torch.Tensor, kind: int) -> Stored:

@@ -117,8 +117,20 @@ def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
-def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Nothing: transformers' model has no other scores of experts, and of the chosen ones they are normalised."""
+def check_unclamped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: what transformers' model multiplies in multilayer perceptrons has no bounds."""
+    if any(any(keys.get(f"swiglu_clamp_{kind}") or ()) for kind in ("exp", "shexp")):
+        raise GgufError("its experts have bounds of what they multiply, which those of transformers' model have not")
+    return {}
+
+
+def check_normed(keys: Mapping[str, Any]) -> None:
+    """Raise ``GgufError`` unless scores of experts are normalised sigmoids."""
     if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
         raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
+
+
+def check_normed_sigmoids(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Nothing: transformers' model has no other scores of experts, and of the chosen ones they are normalised."""
+    check_normed(keys)
     return {}

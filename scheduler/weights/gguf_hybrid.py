@@ -162,6 +162,19 @@ def _widths_of_mamba(file: GgufFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_deltas(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers without heads for keys have linear attention whose states are changed by differences, and their heads."""
+    layers, heads, width = said["num_hidden_layers"], keys.get("attention.head_count_kv"), keys.get("kda.head_dim")
+    rates = next((each for name, each in file.tensors.items() if name.endswith(".ssm_beta.weight")), None)
+    if not isinstance(heads, list) or len(heads) < layers or not width or rates is None:
+        raise GgufError("the file does not say which of its layers have linear attention, and how wide its heads are")
+    return {
+        "layer_types": ["full_attention" if each else "linear_attention" for each in heads[:layers]],
+        "linear_head_dim": width,
+        "linear_num_heads": rates.shape[0],
+    }
+
+
 def read_linear_attention(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The heads of linear attention, and the layers that have it. The last layers may be for predicting further tokens,
     which are not run.

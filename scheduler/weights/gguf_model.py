@@ -23,6 +23,7 @@ from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_names import find_tensors
 from scheduler.weights.gguf_routed import route_experts
 from scheduler.weights.gguf_source import all_values
+from scheduler.weights.gguf_sparse import HASHED
 from scheduler.weights.gguf_types import PLAIN_TYPES
 from scheduler.weights.gguf_values import Values
 
@@ -61,6 +62,7 @@ def build_model(
     for name in parameters.keys() - found.keys():  # biases that the file leaves out
         _set(model, name, nn.Parameter(torch.zeros_like(parameters[name], device="cpu"), False))
     _turn(file, model)
+    _set_hashes(model)
     return model
 
 
@@ -142,6 +144,18 @@ def _turn(file: GgufFile, model: Any) -> None:
             if frequencies.shape != factors.shape:
                 raise GgufError("the factors of the rotary positions are not one for each frequency")
             module._buffers[name] = frequencies / factors
+
+
+def _set_hashes(model: Any) -> None:
+    """Put the numbers by which n-grams are hashed in their place, if the configuration has them from a file."""
+    for module in model.modules():
+        for name in HASHED:
+            numbers, buffer = getattr(model.config, name, None), module._buffers.get(name)
+            if numbers is None or buffer is None:
+                continue
+            if len(numbers) != len(buffer):
+                raise GgufError("the numbers by which n-grams are hashed are not those of the model")
+            module._buffers[name] = torch.tensor(numbers, dtype=buffer.dtype)
 
 
 @contextmanager

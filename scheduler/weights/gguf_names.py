@@ -29,6 +29,9 @@ _OUTSIDE = {
     "ln_f": ("output_norm",),
     "lm_head": ("output", "token_embd"),
     "embed_tokens_per_layer": ("per_layer_token_embd",),
+    "hc_norm": ("output_hc_norm",),
+    "input_mix_weight_down": ("output_hc_down",),
+    "input_mix_weight_up": ("output_hc_up",),
     "per_layer_model_projection": ("per_layer_model_proj",),
     "per_layer_projection_norm": ("per_layer_proj_norm",),
     "altup_projections": ("altup_proj",),
@@ -51,14 +54,21 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.kv_a_proj_with_mqa", ("attn_kv_a_mqa",)),
     ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
     ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
-    ("self_attn.g_proj", ("attn_gate",)),
     ("self_attn.k_rope_only_layernorm", ("attn_k_norm",)),
     ("self_attn.indexer.wq_b", ("indexer.attn_q_b",)),
     ("self_attn.indexer.wk", ("indexer.attn_k",)),
     ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
     ("self_attn.indexer.weights_proj", ("indexer.proj",)),
     ("self_attn.gate_proj", ("attn_gate",)),
-    ("self_attn.g_proj", ("attn_gate",)),
+    ("self_attn.g_proj", ("attn_gate", "ssm_g_a")),
+    ("self_attn.g_a_proj", ("ssm_g_a",)),
+    ("self_attn.g_b_proj", ("ssm_g_b",)),
+    ("self_attn.b_proj", ("ssm_beta",)),
+    ("self_attn.conv1d", ("ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v",)),
+    ("self_attn.forget_gate.f_proj", ("ssm_f_a",)),
+    ("self_attn.forget_gate.f_a_proj", ("ssm_f_a",)),
+    ("self_attn.forget_gate.f_b_proj", ("ssm_f_b",)),
+    ("self_attn.o_norm", ("ssm_norm",)),
     ("self_attn.o_proj", ("attn_output",)),
     ("self_attn.out_proj", ("attn_output",)),
     ("self_attn.dense", ("attn_output",)),
@@ -71,6 +81,10 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.key_layernorm", ("attn_k_norm",)),
     ("self_attn.attn_sub_norm", ("attn_sub_norm",)),
     ("self_attn.sinks", ("attn_sinks",)),
+    ("self_attn.indexer.q_proj", ("indexer.q_proj",)),
+    ("self_attn.indexer.k_proj", ("indexer.k_proj",)),
+    ("self_attn.indexer.q_norm", ("indexer.q_norm",)),
+    ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
     ("self_attention.query_key_value", ("attn_qkv",)),
     ("self_attention.dense", ("attn_output",)),
     ("norm_attn_norm.norm_1", ("attn_norm",)),
@@ -86,8 +100,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.gate_proj", ("ffn_gate",)),
     ("mlp.up_proj", ("ffn_up",)),
     ("mlp.down_proj", ("ffn_down",)),
-    ("mlp.gate_up_proj", ("ffn_up",)),
     ("mlp.ffn_sub_norm", ("ffn_sub_norm",)),
+    ("mlp.gate_up_proj", ("ffn_gate ffn_up", "ffn_up")),
     ("mlp.fc1", ("ffn_up",)),
     ("mlp.fc2", ("ffn_down",)),
     ("mlp.c_fc", ("ffn_up",)),
@@ -123,6 +137,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mlp.shared_experts.gate_proj", ("ffn_gate_shexp",)),
     ("mlp.shared_experts.up_proj", ("ffn_up_shexp",)),
     ("mlp.shared_experts.down_proj", ("ffn_down_shexp",)),
+    ("mlp.shared_experts.gate_up_proj", ("ffn_gate_shexp ffn_up_shexp",)),
     ("mlp.shared_mlp.gate_proj", ("ffn_gate_shexp",)),
     ("mlp.shared_mlp.up_proj", ("ffn_up_shexp",)),
     ("mlp.shared_mlp.down_proj", ("ffn_down_shexp",)),
@@ -166,6 +181,23 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("linear_attn.conv1d", ("ssm_conv1d",)),
     ("linear_attn.norm", ("ssm_norm",)),
     ("linear_attn.out_proj", ("ssm_out",)),
+    ("self_attn.indexer.index_qk_proj", ("indexer.q_proj indexer.k_proj",)),
+    ("self_attn.indexer.q_layernorm", ("indexer.q_norm",)),
+    ("self_attn.indexer.k_layernorm", ("indexer.k_norm",)),
+    ("attn_hyper_connection.hc_norm", ("hc_attn_norm",)),
+    ("attn_hyper_connection.input_mix_weight_down", ("hc_attn_down",)),
+    ("attn_hyper_connection.input_mix_weight_up", ("hc_attn_up",)),
+    ("attn_hyper_connection.block_inject_weight", ("hc_attn_inject",)),
+    ("mlp_hyper_connection.hc_norm", ("hc_ffn_norm",)),
+    ("mlp_hyper_connection.input_mix_weight_down", ("hc_ffn_down",)),
+    ("mlp_hyper_connection.input_mix_weight_up", ("hc_ffn_up",)),
+    ("mlp_hyper_connection.block_inject_weight", ("hc_ffn_inject",)),
+    ("ple.key_proj", ("ple_key",)),
+    ("ple.value_proj", ("ple_value",)),
+    ("ple.norm_key", ("ple_norm_key",)),
+    ("ple.norm_query", ("ple_norm_query",)),
+    ("ple.norm_conv", ("ple_norm_conv",)),
+    ("ple.conv1d", ("ple_conv1d",)),
     ("norm", ("attn_norm",)),
     ("norm_1", ("attn_norm",)),
     ("norm_2", ("ffn_norm",)),
@@ -198,6 +230,7 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
+_NGRAMS, _TABLE = ".ngram_embedding.weight", ("per_layer_token_embd.weight",)  # of a layer, and outside in the file
 # Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
@@ -224,6 +257,8 @@ _OTHERS = {
     "mamba.A_log": ("ssm_a",),
     "mamba.D": ("ssm_d",),
     "mamba.dt_bias": ("ssm_dt.bias",),
+    "forget_gate.A_log": ("ssm_a",),
+    "forget_gate.dt_bias": ("ssm_dt.bias",),
     "linear_attn.A_log": ("ssm_a",),
     "linear_attn.dt_bias": ("ssm_dt.bias",),
 }
@@ -271,6 +306,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
         number, kind = match["number"], match["kind"]
         if leafs := dict(_INSIDE).get(match["leaf"], ()):
             return [tuple(f"blk.{number}.{each}.{kind}" for each in leaf.split()) for leaf in leafs]
+    if name.endswith(_NGRAMS):
+        return [_TABLE]
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]

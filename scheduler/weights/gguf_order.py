@@ -37,16 +37,18 @@ _PERMUTED = frozenset(
 # several numbers.
 _HALVED = frozenset({"glm4"})
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
-_IN_TURNS = frozenset({"qwen35", "qwen35moe"})
+_IN_TURNS = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
+
+_ONE_BEHIND_ANOTHER = ("input_linear.weight", "gate_up_proj.weight", "index_qk_proj.weight")
 
 
 class StoredOrder:
     """Where the rows and columns of a model's parameters are in the tensors of its file."""
 
-    def __init__(self, architecture: str, config: Any, keys: Mapping[str, Any]) -> None:
-        """``architecture``: what the file calls it; ``keys``: what it says of it. ``config``: of the model."""
-        self._architecture, self._config, self._keys = architecture, config, keys
+    def __init__(self, architecture: str, model: Any, keys: Mapping[str, Any]) -> None:
+        """``architecture``: what the file calls it; ``keys``: what it says of it."""
+        self._architecture, self._model, self._config, self._keys = architecture, model, model.config, keys
 
     def rows(self, name: str, parts: list[GgufTensor]) -> torch.Tensor | None:
         """int64 ``[out]``: which row of the tensors, one after the other, each row of the parameter ``name`` is; None
@@ -59,7 +61,7 @@ class StoredOrder:
             if any(each.shape[1:] != part.shape[1:] for each in parts):
                 raise GgufError(f"{part.name!r} and {parts[1].name!r} are not of one width")
             return _by_key_head(out, self._config)
-        if len(parts) > 1 and name.endswith("input_linear.weight"):  # gates, then ups
+        if len(parts) > 1 and name.endswith(_ONE_BEHIND_ANOTHER):
             return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)
@@ -67,7 +69,7 @@ class StoredOrder:
         if place is None:
             return None
         joined, of_head = JOINED in part.name, self._of_head() if place < 2 else None
-        first, out = self._rows_of(place, part) if joined else (0, out)
+        first, out = self._rows_of(name, place, part) if joined else (0, out)
         if of_head is None:
             return torch.arange(first, first + out) if joined else None
         if out % self._width:
@@ -106,11 +108,12 @@ class StoredOrder:
             return torch.arange(width).view(-1, 2).t().flatten()
         return torch.cat([torch.arange(turned).view(2, -1).t().flatten(), torch.arange(turned, width)])
 
-    def _rows_of(self, place: int, part: GgufTensor) -> tuple[int, int]:
-        """The first row of queries (0), keys (1) or values (2) in a tensor of all of them, and how many they have."""
-        heads = self._config.num_attention_heads
-        keys = getattr(self._config, "num_key_value_heads", None) or heads
-        counts = [heads * self._width, keys * self._width, keys * self._width]
+    def _rows_of(self, name: str, place: int, part: GgufTensor) -> tuple[int, int]:
+        """The first row of queries (0), keys (1) or values (2), which the parameter ``name`` is, in a tensor of all of
+        them, and how many they have.
+        """
+        attention = self._model.get_submodule(name.rpartition(QUERIES_KEYS_VALUES[place])[0])
+        counts = [getattr(attention, leaf.removeprefix(".")).out_features for leaf in QUERIES_KEYS_VALUES]
         if sum(counts) != part.shape[0]:
             raise GgufError(f"{part.name!r} does not have the rows of all heads")
         return sum(counts[:place]), counts[place]

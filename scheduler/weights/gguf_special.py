@@ -9,6 +9,7 @@ from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
     check_softmax,
+    check_unclamped,
     read_choice_of_groups,
     read_dense_layers,
     read_further_layers,
@@ -23,6 +24,7 @@ from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_hybrid import (
     read_convolutions,
+    read_deltas,
     read_linear_attention,
     read_mamba,
     read_parallel_parts,
@@ -39,8 +41,10 @@ from scheduler.weights.gguf_latents import (
     read_two_latents,
 )
 from scheduler.weights.gguf_source import values
+from scheduler.weights.gguf_sparse import read_chosen_blocks, read_compressed_blocks, read_ngrams
 from scheduler.weights.gguf_windows import (
     read_chunks,
+    read_doubled_keys,
     read_gated_heads,
     read_ropes_of_layers,
     read_some_windows,
@@ -245,6 +249,15 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "apertus": (_read_plain_positions, _check_activations),
     "baichuan": (_check_rotary, _check_each_its_own),
     "bitnet": (_read_gates,),
+    "bailingmoe3": (
+        read_further_layers,
+        read_latents,
+        check_sigmoid,
+        check_unclamped,
+        read_choice_of_groups,
+        read_which_experts,
+        read_deltas,
+    ),
     "chatglm": (_read_even_heads,),
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
     "dbrx": (read_nested_parts,),
@@ -273,13 +286,16 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "hunyuan_vl": (_read_wider_base,),
     "jamba": (read_periods,),
     "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
+    "kimi-linear": (read_latents, check_sigmoid, read_normed_choices, read_which_experts, read_deltas),
     "lfm2": (read_convolutions,),
     "lfm2moe": (read_convolutions,),
     "llama4": (read_chunks,),
     "mamba2": (read_states_alone,),
     "mellum": (read_which_windows, read_ropes_of_layers, read_normed_choices, read_which_experts),
-    "minicpm": (_long_factors, _read_scales),
     "minicpm3": (read_scaled_latents, _long_factors),
+    "mimo2": (read_further_layers, read_which_experts, read_doubled_keys),
+    "minicpm": (_long_factors, _read_scales),
+    "minimax-m3": (read_which_experts, read_chosen_blocks),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
     "mpt": (_read_slopes,),
@@ -296,6 +312,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "qwen3moe": (read_normed_choices,),
     "qwen3vlmoe": (read_normed_choices,),
     "qwen3next": (read_linear_attention,),
+    "qwen4exp": (read_linear_attention, _read_sections, read_compressed_blocks, read_ngrams),
     "stablelm": (_sequential,),
     "xverse": (_check_each_its_own,),
 }

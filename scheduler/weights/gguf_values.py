@@ -36,7 +36,7 @@ class Values:
         stand-ins as parameters.
         """
         self._file, self._model, self._packed = file, model, packed
-        self._order = StoredOrder(file.architecture, model.config, file.keys_of_architecture())
+        self._order = StoredOrder(file.architecture, model, file.keys_of_architecture())
         self._made: dict[str, Any] = {}
         self._added: dict[type, bool] = {}
 
@@ -88,6 +88,8 @@ class Values:
             return all_values(parts[0], like.dtype).t().contiguous()
         if ".kv_b_proj." in name and len(parts) > 1:
             return _of_latents(*(all_values(part, like.dtype) for part in parts))
+        if ".conv1d." in name and len(parts) > 1:
+            return torch.cat([all_values(part, like.dtype).view(-1, 1, part.shape[-1]) for part in parts])
         rows = self._order.rows(name, parts)
         if rows is None and len(parts) > 1:
             return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
@@ -96,7 +98,7 @@ class Values:
         value = all_values(parts[0], dtype) if rows is None else _order_rows(parts, rows, dtype)
         value = in_order(value, self._order.columns(name, parts))
         if logarithm:
-            value = torch.log(-value)
+            value = torch.log(value.abs())  # stored with either sign
         elif less:
             value = value - 1
         elif scale := self._scale_behind(name):
@@ -134,7 +136,7 @@ def _adds_one(norm: nn.Module) -> bool:
     try:
         with torch.no_grad():
             return bool(trial(x).any())
-    except TypeError:  # it takes more than that: a gated norm, which does not add
+    except (TypeError, AttributeError):  # it takes more than that: a gated norm, which does not add
         return False
 
 

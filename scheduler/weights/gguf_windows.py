@@ -111,6 +111,30 @@ def read_two_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any
     }
 
 
+def read_doubled_keys(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window have twice as many heads of keys and values as those without one, and rotary positions of
+    their own, of which all turn the same part of a head. The window that files say is of the tokens before the one that
+    looks back; transformers' model counts that too.
+    """
+    windowed, layers = _read_windows(keys, said), said["num_hidden_layers"]
+    heads = _for_each(keys.get("attention.head_count_kv"), layers)
+    few = heads[windowed.index(False)]
+    if any(count != (2 * few if each else few) for count, each in zip(heads, windowed, strict=True)):
+        raise GgufError("its layers with a window have not twice as many heads of keys as the others")
+    if "attention.value_scale" not in keys or "attention.sliding_window" not in keys:
+        raise GgufError(
+            "the file does not say what its values are multiplied by, or how long its window is: put the model's "
+            "config.json beside it"
+        )
+    part = {"partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
+    return {
+        "layer_types": _kinds(windowed),
+        "num_key_value_heads": few,
+        "sliding_window": keys["attention.sliding_window"] + 1,
+        "rope_parameters": {kind: rope | part for kind, rope in _read_two_ropes(keys).items()},
+    }
+
+
 def read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers that keep several versions of what they compute, some of whose activations are set to 0: those that are
     less than so many standard deviations above their mean.
@@ -132,9 +156,10 @@ def read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) 
 def _read_windows(keys: Mapping[str, Any], said: dict[str, Any]) -> list[bool]:
     """Which layers have a sliding window; not all of them."""
     windowed = keys.get("attention.sliding_window_pattern")
-    if not isinstance(windowed, list) or len(windowed) != said["num_hidden_layers"] or all(windowed):
+    layers = said["num_hidden_layers"]
+    if not isinstance(windowed, list) or len(windowed) < layers or all(windowed[:layers]):
         raise GgufError("the file does not say which of its layers have a sliding window")
-    return windowed
+    return [bool(each) for each in windowed[:layers]]
 
 
 def _kinds(windowed: list[bool]) -> list[str]:
@@ -156,7 +181,7 @@ def _words_of_layers(file: GgufFile, said: dict[str, Any]) -> int:
 
 def _for_each(value: Any, layers: int, what: str = "how wide its layers are") -> list[Any]:
     """A number of each layer. Raises ``GgufError`` where there is none."""
-    found = value if isinstance(value, list) else [value] * layers
+    found = value[:layers] if isinstance(value, list) else [value] * layers
     if len(found) != layers or any(not isinstance(each, int) for each in found):
         raise GgufError(f"the file does not say {what}")
     return found

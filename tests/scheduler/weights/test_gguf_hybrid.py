@@ -156,3 +156,49 @@ def test_states_that_are_no_whole_number_of_times_as_wide_as_the_model(tmp_path:
     )
     with pytest.raises(GgufError, match="no whole number of times as wide"):
         settings(damaged)
+
+
+def test_linear_attention_by_differences_that_is_not_told_of(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "kimi-linear", Q8_0)
+    rates: dict[str, Stored | None] = {f"blk.{number}.ssm_beta.weight": None for number in (0, 2)}
+    for damaged in (
+        rewritten(path, "kimi-linear", rates),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.attention.head_count_kv": [0, 1]}),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.attention.head_count_kv": 1}),
+        rewritten(path, "kimi-linear", {}, **{"kimi-linear.kda.head_dim": None}),
+    ):
+        with pytest.raises(GgufError, match="which of its layers have linear attention"):
+            settings(damaged)
+
+
+def test_bounds_of_experts_that_the_model_has_not(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "bailingmoe3", Q8_0)
+    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        unbounded = rewritten(path, "bailingmoe3", {}, **{f"bailingmoe3.{key}": [0.0] * 3})
+        assert settings(unbounded).kda_lower_bound == -3.0
+        bounded = rewritten(path, "bailingmoe3", {}, **{f"bailingmoe3.{key}": [0.0, 7.0, 7.0]})
+        with pytest.raises(GgufError, match="have bounds of what they multiply"):
+            settings(bounded)
+
+
+def test_numbers_that_hash_ngrams_are_those_of_the_file(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen4exp", Q8_0)
+    module, theirs = (model.model.layers[0].ple.ple_embedding for model in (read(path), want))
+    assert all(torch.equal(buffer, theirs.get_buffer(name)) for name, buffer in module.named_buffers())
+    ended = rewritten(path, "qwen4exp", {}, **{"qwen4exp.ple.eos_token_id": 7})
+    assert settings(ended).eos_token_id == [7, 258]  # its first
+    with pytest.raises(GgufError, match="not those of the model"):
+        read(rewritten(path, "qwen4exp", {}, **{"qwen4exp.ple.layer_multipliers": [1, 3]}))
+    for key, wrong, told in (
+        ("ple.layers", [0, 1], "hashes them"),
+        ("ple.head_offsets", None, "hashes them"),
+        ("ple.eos_token_id", None, "hashes them"),
+        ("embedding_length_per_layer_input", None, "hashes them"),
+        ("attention.compress_ratios", [0, 4, 8], "how long the blocks of keys are"),
+        ("attention.indexer.top_k", None, "how long the blocks of keys are"),
+    ):
+        damaged = rewritten(path, "qwen4exp", {}, **{f"qwen4exp.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(damaged)
+    plain = rewritten(path, "qwen4exp", {}, **{"qwen4exp.ple.layers": None})
+    assert settings(plain).ple_layer_ids == []

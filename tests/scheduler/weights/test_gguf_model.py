@@ -36,6 +36,8 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
 
 # What no result depends on: of this configuration, or of all.
 _ELSEWHERE = {
+    "qwen4exp": {"seed", "layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes"},
+    "bailingmoe3": {"layer_group_size", "num_nextn_predict_layers", "q_lora_rank", "rope_theta"},
     "gemma3n": {"eos_token_id"},
     "gemma4": {"eos_token_id"},
     "falcon": {"num_kv_heads", "multi_query"},
@@ -43,6 +45,7 @@ _ELSEWHERE = {
     "exaone4": {"sliding_window_pattern"},
     "lfm2moe": {"block_auto_adjust_ff_dim"},
     "minimax-m2": {"ignore_keys_at_rope_validation"},
+    "minimax-m3": {"ignore_keys_at_rope_validation"},
 }
 _ANYWHERE = {"transformers_version", "architectures", "dtype", "pad_token_id"}
 
@@ -77,7 +80,7 @@ def test_four_bits(tmp_path: Path) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("label", ["llama biased", "qwen", "qwen2", "phi2", "chatglm", "falcon-h1", "minicpm"])
+@pytest.mark.parametrize("label", ["llama biased", "qwen", "qwen2", "phi2", "chatglm", "falcon-h1", "mimo2", "minicpm"])
 def test_queries_keys_and_values_in_one_tensor(label: str, tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", label, Q8_0)
     file, change = GgufFile(path), dict[str, Stored | None]()
@@ -257,6 +260,7 @@ def test_heads_of_values_that_are_stored_in_turns(tmp_path: Path) -> None:
 
 
 _PACKED = [
+    "mimo2",
     "mamba2",
     "mamba normed",
     "granitehybrid rotary",

@@ -73,6 +73,34 @@ def test_which_layers_have_a_window(tmp_path: Path) -> None:
         kinds(turns[1:])
 
 
+def test_layers_with_a_window_that_have_twice_as_many_heads_of_keys(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mimo2", Q8_0)
+    for key, wrong, told in (
+        ("attention.head_count_kv", [2] * 7, "not twice as many heads of keys"),
+        ("attention.head_count_kv", [2, 4], "how wide its layers are"),
+        ("attention.sliding_window_pattern", [1] * 7, "which of its layers have a sliding window"),
+        ("attention.value_scale", None, "what its values are multiplied by"),
+        ("attention.sliding_window", None, "how long its window is"),
+    ):
+        damaged = rewritten(path, "mimo2", {}, **{f"mimo2.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(damaged)
+
+
+def test_layers_that_choose_blocks_of_keys(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "minimax-m3", Q8_0)
+    for key, wrong, told in (
+        ("expert_gating_func", 1, "no normalised sigmoids"),
+        ("expert_weights_norm", None, "no normalised sigmoids"),
+        ("expert_shared_count", None, "how wide its layers are"),
+        ("feed_forward_length", None, "how wide its layers are"),
+        ("rope.dimension_count", None, "which part of a head positions turn"),
+    ):
+        damaged = rewritten(path, "minimax-m3", {}, **{f"minimax-m3.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(damaged)
+
+
 def test_numbers_of_activations_are_weights(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "apertus", Q8_0)
     file = GgufFile(path)
