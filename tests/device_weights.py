@@ -38,6 +38,7 @@ STORED: dict[str, tuple[Any, dict[str, Any]]] = {
     "nf4": (nf4, NF4),
 }
 KINDS = (*TYPE_NUMBERS, *STORED)
+MOST_OF = {"TQ1_0": 66 / 54}  # a file has five of its values in a byte, a device four; of others at most MOST
 
 
 def packed_source(kind: str, out: int, inside: int) -> PackedSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from device_weights import KINDS, device_weight, packed_source
+from device_weights import KINDS, MOST_OF, device_weight, packed_source
 
 from scheduler.accel.gpu import packed_product
 from scheduler.accel.gpu.device_form import MOST, DeviceForm
@@ -25,8 +25,7 @@ def test_values_are_those_of_the_checkpoint_and_take_no_more(kind: str) -> None:
     assert torch.equal(weight.dequantise(7, 99), want[7:99])
     ids = torch.tensor([[3, 135], [3, 0]])
     assert torch.equal(weight.take(ids), want[ids])
-    most = {"TQ1_0": 66 / 54}.get(kind, MOST)  # a file has five of its values in a byte, a device four
-    assert weight.nbytes <= most * source.nbytes
+    assert weight.nbytes <= MOST_OF.get(kind, MOST) * source.nbytes
     assert block_of(weight.form) == max(32, min(weight.form.group, 128))  # the kernel takes it
 
 
