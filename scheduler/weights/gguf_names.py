@@ -47,6 +47,10 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.kv_a_proj_with_mqa", ("attn_kv_a_mqa",)),
     ("self_attn.kv_a_layernorm", ("attn_kv_a_norm",)),
     ("self_attn.kv_b_proj", ("attn_k_b attn_v_b", "attn_kv_b")),  # attn_kv_b: in older files, as the parameter is
+    ("self_attn.indexer.wq_b", ("indexer.attn_q_b",)),
+    ("self_attn.indexer.wk", ("indexer.attn_k",)),
+    ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
+    ("self_attn.indexer.weights_proj", ("indexer.proj",)),
     ("self_attn.gate_proj", ("attn_gate",)),
     ("self_attn.g_proj", ("attn_gate",)),
     ("self_attn.o_proj", ("attn_output",)),
@@ -178,6 +182,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_self_attn_layernorm", ("post_attention_norm",)),
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
+_OF_STREAMS = ("fn", "base", "scale")
+# Outside of layers, and no module's weight or bias.
+_OUTSIDE_OTHERS = {f"hc_head.hc_{name}": f"output_hc_{name}.weight" for name in _OF_STREAMS}
 # Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
@@ -192,6 +199,7 @@ _OTHERS = {
     "router.per_expert_scale": ("ffn_down_exps.scale",),
     "altup.correct_output_scale": ("altup_correct_scale.weight",),
     "pre_ff_layernorm.weight": ("ffn_norm", "ffn_norm.weight"),
+    **{f"{part}_hc.{name}": (f"hc_{part}_{name}.weight",) for part in ("attn", "ffn") for name in _OF_STREAMS},
     "act_fn.alpha_p": ("xielu.alpha_p",),
     "act_fn.alpha_n": ("xielu.alpha_n",),
     "act_fn.beta": ("xielu.beta",),
@@ -244,6 +252,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]
+    if alone := next((made for end, made in _OUTSIDE_OTHERS.items() if name.endswith("." + end)), ""):
+        return [(alone,)]
     module, _, kind = name.rpartition(".")
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several

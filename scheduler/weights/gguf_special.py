@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,6 +123,18 @@ def _read_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return found
 
 
+def _read_indexed_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers choose what they attend to, and which attend to what the one before has chosen; how large numbers in
+    experts may be.
+    """
+    chooses, limits = keys.get("attention.indexer.types"), keys.get("swiglu_clamp_exp", [math.inf])
+    if not isinstance(chooses, list) or len(chooses) != said["num_hidden_layers"] or not chooses[0]:
+        raise GgufError("the file does not say which of its layers choose what they attend to")
+    if not isinstance(limits, list) or len(set(limits)) != 1:
+        raise GgufError("its layers differ in how large numbers in experts may be, which those of its model do not")
+    return {"indexer_types": ["full" if each else "shared" for each in chooses], "swiglu_limit": limits[0]}
+
+
 def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Queries that grow with the logarithm of their positions, and positions that are stretched."""
     growth = keys.get("attention.temperature_scale")
@@ -217,6 +230,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "granite_swa": (read_which_windows, _read_turned_layers),
     "granitehybrid": (read_mamba,),
     "hy_v3": (read_further_layers, check_normed_sigmoids, read_which_experts, read_shared_experts),
+    "hy_v4": (_read_latents, check_sigmoid, read_which_experts, _read_indexed_layers),
     "jamba": (read_periods,),
     "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
     "lfm2": (read_convolutions,),

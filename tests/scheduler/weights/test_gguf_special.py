@@ -258,3 +258,34 @@ def test_which_layers_have_rotary_positions(tmp_path: Path) -> None:
         other = rewritten(path, "granite_swa", {}, **{"granite_swa.attention.rope_pattern": wrong})
         with pytest.raises(GgufError, match="which of its layers have rotary positions"):
             settings(other)
+
+
+def test_layers_that_choose_what_they_attend_to(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "hy_v4", Q8_0)
+    types, limit = "attention.indexer.types", "swiglu_clamp_exp"
+    for key, wrong, told in (
+        (types, None, "which of its layers choose"),
+        (types, [True] * 3, "which of its layers choose"),
+        (types, [False, True, True, True], "which of its layers choose"),
+        (limit, [1.0, 2.0, 2.0, 2.0], "differ in how large numbers"),
+        (limit, 1.0, "differ in how large numbers"),
+    ):
+        other = rewritten(path, "hy_v4", {}, **{f"hy_v4.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(other)
+    unlimited, large = (
+        logits(read(rewritten(path, "hy_v4", {}, **{f"hy_v4.{limit}": given}))) for given in (None, [1000.0] * 4)
+    )
+    assert torch.equal(unlimited, large)
+    assert not torch.equal(unlimited, logits(want))
+
+
+def test_few_keys_are_chosen(tmp_path: Path) -> None:
+    """In float32 there is one order of them."""
+    path, want = written(tmp_path / "x.gguf", "hy_v4", Q8_0)
+    got = read(rewritten(path, "hy_v4", {}, **{"hy_v4.attention.indexer.top_k": 4}))
+    config = type(want.config)(**(want.config.to_dict() | {"index_topk": 4}))
+    few = type(want)(config).eval()
+    few.load_state_dict(want.state_dict())
+    torch.testing.assert_close(logits(got), logits(few), rtol=1e-4, atol=1e-4)
+    assert (logits(few) - logits(want)).abs().max() > 1e-2
