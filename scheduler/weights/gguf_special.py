@@ -45,7 +45,7 @@ from scheduler.weights.gguf_windows import (
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 
-_PHIMOE_SCALE = 1.243163121016122  # of cosines and sines
+_LONG_SCALE = 1.243163121016122  # of cosines and sines
 
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -185,12 +185,12 @@ def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
 
 
 def _read_multiplied_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The same, and what the rotary positions are multiplied by: the file does not say it, and it is the same for all
-    models. The head has a bias if the file has one.
+    """The same, and what the rotary positions are multiplied by: the file does not say it, nor how near scores of
+    experts are that count as one; both are the same for all models. The head has a bias if the file has one.
     """
     found = _long_factors(file, keys, said)
     if found:
-        scaling = {"short_mscale": _PHIMOE_SCALE, "long_mscale": _PHIMOE_SCALE}
+        scaling = {"short_mscale": _LONG_SCALE, "long_mscale": _LONG_SCALE}
         found = {**found, "rope_scaling": {**found["rope_scaling"], **scaling}}
     return {**found, "lm_head_bias": "output.bias" in file.tensors}
 
@@ -211,6 +211,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "afmoe": (read_some_windows, check_normed_sigmoids, _read_scaled_embeddings),
     "apertus": (_read_plain_positions, _check_activations),
     "chatglm": (_read_even_heads,),
+    # Its layers without experts have rotary positions with or without a window, as in llama.cpp.
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
     "dbrx": (read_nested_parts,),
     "deepseek2": (_read_latents, read_choice_of_groups, read_further_layers),

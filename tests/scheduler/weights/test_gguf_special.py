@@ -289,3 +289,13 @@ def test_few_keys_are_chosen(tmp_path: Path) -> None:
     few.load_state_dict(want.state_dict())
     torch.testing.assert_close(logits(got), logits(few), rtol=1e-4, atol=1e-4)
     assert (logits(few) - logits(want)).abs().max() > 1e-2
+
+
+def test_rotary_positions_of_layers_with_a_window(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mellum", Q8_0)
+    for key in ("rope.freq_base_swa", "attention.key_length"):
+        other = rewritten(path, "mellum", {}, **{f"mellum.{key}": None})
+        with pytest.raises(GgufError, match="what the rotary positions of layers with a sliding window are"):
+            settings(other)
+    whole = rewritten(path, "mellum", {}, **{"mellum.attention.sliding_window": None})
+    assert settings(whole).layer_types == ["full_attention"] * 5
