@@ -141,7 +141,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         }
     if architecture == "dbrx":
         said |= _nested_parts(config)
-    if architecture in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
+    if architecture in ("deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4"):
         said |= _latents(config)
     if architecture == "dots3note":
         said |= _latents(config.per_layer_config["indexed_attention"]) | _two_latents(config)
@@ -158,6 +158,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         rope = config.rope_parameters
         said["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
         said["attention.temperature_length"] = rope["original_max_position_embeddings"]
+    if architecture == "hy_v4":
+        said |= _indexed(config)
+        del said["expert_group_count"], said["expert_group_used_count"]
     if architecture in ("qwen3next", *IN_TURNS):
         said["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
         said["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config.layer_types]
@@ -260,6 +263,17 @@ def _nested_parts(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.ffn_config.ffn_hidden_size,
         "expert_count": config.ffn_config.moe_num_experts,
         "expert_used_count": config.ffn_config.moe_top_k,
+    }
+
+
+def _indexed(config: Any) -> dict[str, Any]:
+    """What a converter says of layers that choose what they attend to, and of several streams."""
+    return {
+        "attention.indexer.types": [kind == "full" for kind in config.indexer_types],
+        "hyper_connection.count": config.hc_mult,
+        "hyper_connection.epsilon": config.hc_eps,
+        "hyper_connection.magnitude": config.hc_magnitude,
+        "swiglu_clamp_exp": [config.swiglu_limit] * config.num_hidden_layers,
     }
 
 

@@ -57,6 +57,7 @@ _SCALES_IN_LAYERS = {
 }
 _NORM = re.compile(r"norm(_key|_query|_conv)?\.weight$")
 _HASHED = ("layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes")
+_STREAMS = {"model.hc_head.": "output_", ".attn_hc.": "hc_attn_", ".ffn_hc.": "hc_ffn_"}
 _STACKS = {"altup_projections": "altup_proj.weight", "altup_unembed_projections": "altup_unembd_proj.weight"}
 
 
@@ -137,6 +138,9 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         "gate_up_proj.weight" in name and architecture == "minimax-m3"
     ):
         return _apart(name, weight, kind)
+    if (stream := next((made for part, made in _STREAMS.items() if part in name), "")) != "":
+        leaf = f"{stream}{name.rpartition('.')[2]}.weight"
+        return {leaf if stream == "output_" else f"blk.{_number(name)}.{leaf}": store(weight)}
     if "shared_mlp" in name and "_linear" in name:
         return _shared(architecture, model.config, f"blk.{_number(name)}", name, weight, kind)
     if "in_proj_qkvz" in name:
@@ -163,6 +167,11 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     if architecture in _PERMUTED and ("q_proj" in name or "k_proj" in name):
         heads = model.config.num_attention_heads if "q_proj" in name else model.config.num_key_value_heads
         return {found: _kept(weight, kind).rows(interleaved(len(weight), heads))}
+    if architecture == "hy_v4" and (width := _turned_width(model.config, name)):
+        turned, order = model.config.qk_rope_head_dim, torch.arange(len(weight)).view(-1, width)
+        ends = order[:, -turned:].reshape(len(order), 2, -1).transpose(1, 2)
+        order[:, -turned:] = ends.flatten(1)
+        return {found: _kept(weight, kind).rows(order.flatten())}
     if "query_key_value" in name:
         rows = torch.arange(len(weight)).view(head_groups(model.config), -1, 16)
         order = torch.cat([rows[:, :-2].flatten(), rows[:, -2].flatten(), rows[:, -1].flatten()])
@@ -173,6 +182,16 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
         in_groups = getattr(model.config, "mamba_n_groups", None) or model.config.n_groups
         return {found: store(weight.view(in_groups, -1) if "norm" in name else weight[:, None])}
     return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
+
+
+def _turned_width(config: Any, name: str) -> int:
+    """Of heads whose ends are turned, and stored in pairs; 0 for other parameters."""
+    turned = config.qk_rope_head_dim
+    if ".indexer." in name and "weights_proj" not in name:
+        return int(config.index_head_dim)
+    if "q_b_proj" in name:
+        return int(config.qk_nope_head_dim + turned)
+    return int(config.kv_lora_rank + turned) if "kv_a_proj" in name else 0
 
 
 def _in_turns(config: Any, name: str, weight: torch.Tensor, kind: int) -> Stored:

@@ -37,9 +37,7 @@ def read_dense_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
 
 
 def read_nested_parts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Settings of attention and of experts, the weights of whose chosen ones are normalised: llama.cpp knows no others,
-    and no other distance from 0 in norms.
-    """
+    """Settings of attention and of experts. Weights of the chosen ones are normalised: llama.cpp knows no others."""
     base = keys.get("rope.freq_base", 10_000.0)
     if any(not keys.get(key) for key in ("feed_forward_length", "expert_count", "expert_used_count")):
         raise GgufError("the file does not say how many experts its layers have, or how wide they are")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,18 @@ def read_shared_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str
         raise GgufError("the file does not say which of its layers choose the keys that are attended to")
     kinds = ["full" if each else "shared" for each in own[:layers]]
     return {"indexer_types": kinds, **read_indexers(file, keys, said)}
+
+
+def read_indexed_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Which layers choose what they attend to, and which attend to what the one before has chosen; how large numbers in
+    experts may be.
+    """
+    chooses, limits = keys.get("attention.indexer.types"), keys.get("swiglu_clamp_exp", [math.inf])
+    if not isinstance(chooses, list) or len(chooses) != said["num_hidden_layers"] or not chooses[0]:
+        raise GgufError("the file does not say which of its layers choose what they attend to")
+    if not isinstance(limits, list) or len(set(limits)) != 1:
+        raise GgufError("its layers differ in how large numbers in experts may be, which those of its model do not")
+    return {"indexer_types": ["full" if each else "shared" for each in chooses], "swiglu_limit": limits[0]}
 
 
 def read_two_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:

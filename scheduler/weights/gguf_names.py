@@ -231,6 +231,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
 )
 _NGRAMS, _TABLE = ".ngram_embedding.weight", ("per_layer_token_embd.weight",)  # of a layer, and outside in the file
+_OF_STREAMS = ("fn", "base", "scale")
+# Outside of layers, and no module's weight or bias.
+_OUTSIDE_OTHERS = {f"hc_head.hc_{name}": f"output_hc_{name}.weight" for name in _OF_STREAMS}
 # Parameters that are no module's weight or bias, here or in the file, in the same form.
 _OTHERS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
@@ -245,6 +248,7 @@ _OTHERS = {
     "router.per_expert_scale": ("ffn_down_exps.scale",),
     "altup.correct_output_scale": ("altup_correct_scale.weight",),
     "pre_ff_layernorm.weight": ("ffn_norm", "ffn_norm.weight"),
+    **{f"{part}_hc.{name}": (f"hc_{part}_{name}.weight",) for part in ("attn", "ffn") for name in _OF_STREAMS},
     "act_fn.alpha_p": ("xielu.alpha_p",),
     "act_fn.alpha_n": ("xielu.alpha_n",),
     "act_fn.beta": ("xielu.beta",),
@@ -311,6 +315,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     if match := _BARE.search(name):
         leafs = next((made for end, made in _OTHERS.items() if f".{match['leaf']}".endswith("." + end)), ())
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]
+    if alone := next((made for end, made in _OUTSIDE_OTHERS.items() if name.endswith("." + end)), ""):
+        return [(alone,)]
     module, _, kind = name.rpartition(".")
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several

@@ -36,6 +36,9 @@ _PERMUTED = frozenset(
 # Those whose rows of queries and keys that rotary positions turn are stored in halves, not in pairs, if positions have
 # several numbers.
 _HALVED = frozenset({"glm4"})
+# Those whose turned ends of queries and keys are stored in pairs, as the model was trained, and llama.cpp turns them:
+# transformers' model turns halves.
+_IN_PAIRS = frozenset({"hy_v4"})
 # Those whose heads of values of linear attention are stored in turns: the first of each head of keys, then the second.
 _IN_TURNS = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
 _OF_VALUES = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias")
@@ -65,6 +68,8 @@ class StoredOrder:
             return torch.arange(out)
         if self._in_turns(name) and name.removesuffix(".weight").rpartition(".")[2] in _OF_VALUES:
             return self._values_of_keys(part, out)
+        if self._architecture in _IN_PAIRS and (turned := self._turned_ends(name, out)) is not None:
+            return turned
         place = next((place for place, leaf in enumerate(QUERIES_KEYS_VALUES) if f"{leaf}." in name), None)
         if place is None:
             return None
@@ -107,6 +112,25 @@ class StoredOrder:
         if permuted:
             return torch.arange(width).view(-1, 2).t().flatten()
         return torch.cat([torch.arange(turned).view(2, -1).t().flatten(), torch.arange(turned, width)])
+
+    def _turned_ends(self, name: str, out: int) -> torch.Tensor | None:
+        """The rows of a parameter whose heads have ends that are turned; None for others."""
+        config = self._config
+        turned, chosen = config.qk_rope_head_dim, config.index_head_dim
+        widths = {
+            ".q_b_proj.": config.qk_nope_head_dim + turned,
+            ".kv_a_proj_with_mqa.": config.kv_lora_rank + turned,
+            ".indexer.wq_b.": chosen,
+            ".indexer.wk.": chosen,
+            ".indexer.k_norm.": chosen,
+        }
+        width = next((width for part, width in widths.items() if part in name), None)
+        if width is None or out % width:
+            return None
+        rows = torch.arange(out).view(-1, width)
+        ends = rows[:, -turned:].reshape(len(rows), -1, 2).transpose(1, 2)
+        rows[:, -turned:] = ends.flatten(1)
+        return rows.flatten()
 
     def _rows_of(self, name: str, place: int, part: GgufTensor) -> tuple[int, int]:
         """The first row of queries (0), keys (1) or values (2), which the parameter ``name`` is, in a tensor of all of

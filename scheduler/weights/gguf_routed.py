@@ -21,9 +21,9 @@ class RoutedExperts(nn.Module):
         super().__init__()
         self.num_experts = int(own.num_experts)
         inner = own.expert_dim if hasattr(own, "expert_dim") else own.ffn_hidden_size
-        dtype = next(own.parameters()).dtype
-        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * inner, own.hidden_size, dtype=dtype))
-        self.down_proj = nn.Parameter(torch.empty(self.num_experts, own.hidden_size, inner, dtype=dtype))
+        like = next(own.parameters())
+        self.gate_up_proj = nn.Parameter(like.new_empty(self.num_experts, 2 * inner, own.hidden_size))
+        self.down_proj = nn.Parameter(like.new_empty(self.num_experts, own.hidden_size, inner))
         self.act_fn = own.act_fn if hasattr(own, "act_fn") else own.mlp.activation_fn
 
     def forward(

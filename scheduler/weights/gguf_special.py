@@ -34,6 +34,7 @@ from scheduler.weights.gguf_hybrid import (
 )
 from scheduler.weights.gguf_latents import (
     read_growing_latents,
+    read_indexed_layers,
     read_indexers,
     read_latents,
     read_scaled_latents,
@@ -57,7 +58,7 @@ from scheduler.weights.gguf_windows import (
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 
-_PHIMOE_SCALE = 1.243163121016122  # of cosines and sines
+_LONG_SCALE = 1.243163121016122  # of cosines and sines
 
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -206,12 +207,12 @@ def _long_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
 
 
 def _read_multiplied_factors(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The same, and what the rotary positions are multiplied by: the file does not say it, and it is the same for all
-    models. The head has a bias if the file has one.
+    """The same, and what the rotary positions are multiplied by: the file does not say it, nor how near scores of
+    experts are that count as one; both are the same for all models. The head has a bias if the file has one.
     """
     found = _long_factors(file, keys, said)
     if found:
-        scaling = {"short_mscale": _PHIMOE_SCALE, "long_mscale": _PHIMOE_SCALE}
+        scaling = {"short_mscale": _LONG_SCALE, "long_mscale": _LONG_SCALE}
         found = {**found, "rope_scaling": {**found["rope_scaling"], **scaling}}
     return {**found, "lm_head_bias": "output.bias" in file.tensors}
 
@@ -259,6 +260,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
         read_deltas,
     ),
     "chatglm": (_read_even_heads,),
+    # Its layers without experts have rotary positions with or without a window, as in llama.cpp.
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
     "dbrx": (read_nested_parts,),
     "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, read_further_layers),
@@ -284,6 +286,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "glm4": (read_further_layers,),
     "gptneox": (_read_rough_activation,),
     "hunyuan_vl": (_read_wider_base,),
+    "hy_v4": (read_latents, check_sigmoid, read_which_experts, read_indexed_layers),
     "jamba": (read_periods,),
     "laguna": (read_gated_heads, read_ropes_of_layers, check_normed_sigmoids, read_which_experts),
     "kimi-linear": (read_latents, check_sigmoid, read_normed_choices, read_which_experts, read_deltas),

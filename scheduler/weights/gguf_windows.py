@@ -46,7 +46,9 @@ def read_stretched_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[st
 
 def read_ropes_of_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers with a sliding window have rotary positions of their own, which are not stretched."""
-    ropes, head = _read_two_ropes(keys), keys["attention.key_length"]
+    ropes, head = _read_two_ropes(keys), keys.get("attention.key_length")
+    if not head or (keys.get("attention.sliding_window") and "rope.freq_base_swa" not in keys):
+        raise GgufError("the file does not say what the rotary positions of layers with a sliding window are")
     ropes["full_attention"] |= said.get("rope_scaling", {})
     for name, key in (("full", "rope.dimension_count"), ("sliding", "rope.dimension_count_swa")):
         if key in keys:
@@ -56,7 +58,7 @@ def read_ropes_of_layers(file: GgufFile, keys: Mapping[str, Any], said: dict[str
 
 def read_gated_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers with heads of their own number, and gates of heads or of each number of them. Of four layers the first has
-    no sliding window, unless the file says which: llama.cpp knows no others. Scores of experts are as they are.
+    no sliding window, unless the file says which: llama.cpp knows no others. No model caps the scores of its experts.
     """
     layers = said["num_hidden_layers"]
     heads = _for_each(keys.get("attention.head_count"), layers, "how many heads its layers have")

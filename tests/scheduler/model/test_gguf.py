@@ -49,6 +49,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("granite_swa experts", Q8_0),
         ("granitemoe shared", Q4_0),
         ("hy_v3", Q4_0),
+        ("hy_v4", Q8_0),
         ("laguna", Q4_0),
         ("laguna whole", Q8_0),
         ("mellum", Q8_0),

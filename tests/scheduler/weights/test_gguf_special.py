@@ -444,3 +444,44 @@ def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) ->
         grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
         with pytest.raises(GgufError, match="the rows of its keys"):
             settings(grouped)
+
+
+def test_layers_that_choose_what_they_attend_to(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "hy_v4", Q8_0)
+    types, limit = "attention.indexer.types", "swiglu_clamp_exp"
+    for key, wrong, told in (
+        (types, None, "which of its layers choose"),
+        (types, [True] * 3, "which of its layers choose"),
+        (types, [False, True, True, True], "which of its layers choose"),
+        (limit, [1.0, 2.0, 2.0, 2.0], "differ in how large numbers"),
+        (limit, 1.0, "differ in how large numbers"),
+    ):
+        other = rewritten(path, "hy_v4", {}, **{f"hy_v4.{key}": wrong})
+        with pytest.raises(GgufError, match=told):
+            settings(other)
+    unlimited, large = (
+        logits(read(rewritten(path, "hy_v4", {}, **{f"hy_v4.{limit}": given}))) for given in (None, [1000.0] * 4)
+    )
+    assert torch.equal(unlimited, large)
+    assert not torch.equal(unlimited, logits(want))
+
+
+def test_few_keys_are_chosen(tmp_path: Path) -> None:
+    """In float32 there is one order of them."""
+    path, want = written(tmp_path / "x.gguf", "hy_v4", Q8_0)
+    got = read(rewritten(path, "hy_v4", {}, **{"hy_v4.attention.indexer.top_k": 4}))
+    config = type(want.config)(**(want.config.to_dict() | {"index_topk": 4}))
+    few = type(want)(config).eval()
+    few.load_state_dict(want.state_dict())
+    torch.testing.assert_close(logits(got), logits(few), rtol=1e-4, atol=1e-4)
+    assert (logits(few) - logits(want)).abs().max() > 1e-2
+
+
+def test_rotary_positions_of_layers_with_a_window(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mellum", Q8_0)
+    for key in ("rope.freq_base_swa", "attention.key_length"):
+        other = rewritten(path, "mellum", {}, **{f"mellum.{key}": None})
+        with pytest.raises(GgufError, match="what the rotary positions of layers with a sliding window are"):
+            settings(other)
+    whole = rewritten(path, "mellum", {}, **{"mellum.attention.sliding_window": None})
+    assert settings(whole).layer_types == ["full_attention"] * 5
