@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "falcon": "falcon",
     "falcon-h1": "falcon_h1",
     "gemma": "gemma",
+    "gemma-embedding": "gemma3_text",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",

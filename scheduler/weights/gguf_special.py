@@ -48,6 +48,11 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
     return {"query_pre_attn_scalar": said["head_dim"]}
 
 
+def _read_both_ways(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Attention to tokens before and behind, as all models of this kind have it; a window is of both together."""
+    return {"use_bidirectional_attention": True}
+
+
 def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Heads that are together as wide as the model, unless the file says otherwise."""
     return {"head_dim": keys.get("attention.key_length", said["hidden_size"] // said["num_attention_heads"])}
@@ -185,6 +190,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "exaone4": (read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),
+    "gemma-embedding": (_read_head_scale, _read_both_ways),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
