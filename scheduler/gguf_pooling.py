@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.gguf_reader import GgufError
 
 _MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # GGUF's numbers; 0: hidden states are not pooled
-_BOTH_WAYS = ("gemma-embedding",)  # architectures whose models' attention is so too
+_BOTH_WAYS = ("bert", "gemma-embedding", "modern-bert", "nomic-bert")  # architectures whose models' attention is so too
 _DENSE = {"gemma-embedding": ("dense_2", "dense_3")}  # layers behind the pooling that all models of these have
 
 

@@ -29,6 +29,7 @@ from scheduler.weights.gguf_values import Values
 _ROPE_FACTORS = "rope_freqs.weight"
 _UNUSED = ("rope_freqs.", "rope_factors_", "dense_2.", "dense_3.")  # tensors that are no parameters
 _HEAD = "output."  # begins the names of tensors of a head
+_POOLER = "pooler."  # and of parameters behind hidden states, which no file has
 _LAYER = "blk."
 _KEYS_AND_VALUES = ("attn_k.", "attn_k_norm.", "attn_v.")
 
@@ -58,7 +59,7 @@ def build_model(
     for name in sorted(found):
         _set(model, name, values.of(name, found[name]))
         file.drop_pages()
-    for name in parameters.keys() - found.keys():  # biases that the file leaves out
+    for name in parameters.keys() - found.keys():  # biases that the file leaves out, and what is behind hidden states
         _set(model, name, nn.Parameter(torch.zeros_like(parameters[name], device="cpu"), False))
     _turn(file, model)
     _set_hashes(model)
@@ -103,7 +104,8 @@ def _check(
     """Raise ``GgufError`` unless every parameter has a tensor, and every tensor a parameter. ``headless``: a model that
     gives hidden states, which has no place for a head.
     """
-    if lacking := sorted(name for name in parameters if name not in found and not name.endswith(".bias")):
+    lacking = sorted(name for name in parameters if name not in found and not name.endswith(".bias"))
+    if lacking := [name for name in lacking if not (headless and name.startswith(_POOLER))]:
         raise GgufError(f"{len(lacking)} weights are missing in the file, {lacking[0]} first")
     used = {tensor for tensors in found.values() for tensor in tensors}
     left = sorted(name for name in file.tensors if name not in used and not _beside(name, config))

@@ -30,6 +30,7 @@ from scheduler.weights.gguf_source import values
 from scheduler.weights.gguf_sparse import read_chosen_blocks, read_compressed_blocks, read_ngrams
 from scheduler.weights.gguf_windows import (
     read_doubled_keys,
+    read_local_windows,
     read_some_windows,
     read_streams,
     read_stretched_layers,
@@ -51,6 +52,16 @@ def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, An
 def _read_both_ways(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Attention to tokens before and behind, as all models of this kind have it; a window is of both together."""
     return {"use_bidirectional_attention": True}
+
+
+def _read_kinds_of_texts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many kinds of texts have embeddings; no token ends a reply. Files of RoBERTa and its kin are of the same
+    architecture, have other tokenizers, and count positions otherwise.
+    """
+    kinds = file.tensors.get("token_types.weight")
+    if kinds is None or file.metadata.get("tokenizer.ggml.model") != "bert":
+        raise GgufError("it is no model with the vocabulary of BERT, which is what is read of its architecture")
+    return {"type_vocab_size": kinds.shape[0], "eos_token_id": None}
 
 
 def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +192,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
         read_layers_with_experts,
         read_deltas,
     ),
+    "bert": (_read_kinds_of_texts,),
     "chatglm": (_read_even_heads,),
     "deepseek2": (_read_latents, read_choice_of_groups, _read_further_layers),
     "dots1": (read_window, check_sigmoid),
@@ -208,8 +220,10 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "minimax-m3": (read_layers_with_experts, read_chosen_blocks),
     "mistral": (read_window,),
     "mistral3": (read_window, _read_growing_queries),
+    "modern-bert": (read_local_windows,),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
+    "nomic-bert": (_read_kinds_of_texts,),
     "olmo2": (read_stretched_layers,),
     "phi3": (_long_factors,),
     "qwen35": (read_linear_attention, _read_sections),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gguf_kit import Q8_0, Stored, store
-from gguf_loaded import rewritten
-from gguf_models import written
+from gguf_kit import F32, Q8_0, Stored, store, write_file
+from gguf_loaded import rewritten, settings
+from gguf_models import NAMES, written
+from gguf_words_kit import WORDS, word_tokens
 from torch.nn.functional import normalize
+from transformers import AutoModel, BertConfig, ModernBertConfig, NomicBertConfig
 
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadFailed
@@ -28,6 +31,27 @@ from scheduler.weights.quantised_weight import quantised_weight_of
 INPUTS = [[(7 * i + 3) % 250 for i in range(count)] for count in (40, 9, 23)]
 NEAR = 3e-4  # inputs of products are rounded to 16 bits
 MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
+# Encoders: their configuration, and what it and the file say beside what all of them do.
+_ROPES = {
+    f"{kind}_attention": {"rope_type": "default", "rope_theta": base}
+    for kind, base in (("full", 500.0), ("sliding", 100.0))
+}
+_LOCAL = {"local_attention": 16, "hidden_activation": "silu", "rope_parameters": _ROPES, "norm_eps": 1e-12}
+_SAID_OF_LOCAL = {
+    "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": 3,
+    "attention.layer_norm_rms_epsilon": 1e-12,
+    "hidden_activation": "silu",
+    "rope.freq_base": 500.0,
+    "rope.freq_base_swa": 100.0,
+}
+_ONE_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+ENCODERS: dict[str, tuple[Any, dict[str, Any], dict[str, object]]] = {
+    "bert": (BertConfig, {"type_vocab_size": 2}, {}),
+    "modern-bert": (ModernBertConfig, _LOCAL, _SAID_OF_LOCAL),
+    "nomic-bert": (NomicBertConfig, {"type_vocab_size": 2, **_ONE_ROPE}, {"rope.freq_base": 500.0}),
+}
+MARKS = {"bos_token_id": 2, "eos_token_id": None, "pad_token_id": 0}
 DENSE = {"dense_2_feat_in": 64, "dense_2_feat_out": 96, "dense_3_feat_in": 96, "dense_3_feat_out": 32}
 
 
@@ -93,6 +117,63 @@ def test_a_model_that_looks_both_ways_has_dense_layers(tmp_path: Path) -> None:
     lacking = saying(path, "gemma-embedding", 1, {"dense_2.weight": layers[0]}, **DENSE)
     with pytest.raises(LoadFailed, match=r"the file has no dense_3\.weight"):
         load(lacking)
+
+
+@torch.no_grad()
+def encoder_file(path: Path, label: str, **said: object) -> tuple[Path, Any]:
+    """A file of an encoder with words as tokens, and the model with the dequantised weights."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    kind, further, more = ENCODERS[label]
+    config = kind(**sizes, **MARKS, intermediate_size=96, max_position_embeddings=64, **further)
+    model, parts = AutoModel.from_config(config, dtype=torch.float32).eval(), dict[str, list[torch.Tensor]]()
+    for name, weight in model.state_dict().items():
+        weight.add_(torch.randn_like(weight) * 0.2)
+        base, _, ending = re.sub(r"\.\d+\.", ".N.", name).rpartition(".")
+        if (found := NAMES[label].get(base)) is not None:  # several parameters may be one tensor
+            number = re.search(r"\.(\d+)\.", name)
+            tensor = f"{found}.{ending}".replace(".N.", f".{number[1]}." if number else "")
+            parts.setdefault(tensor, []).append(weight)
+    tensors: dict[str, Stored] = {}
+    for tensor, weights in parts.items():
+        plain = tensor.startswith(("position_embd", "token_types"))
+        tensors[tensor] = store(torch.cat(weights), F32 if plain else Q8_0)
+        for weight, values in zip(weights, tensors[tensor].values.chunk(len(weights)), strict=True):
+            weight.copy_(values)
+    keys: dict[str, object] = {"block_count": 2, "context_length": 64, "embedding_length": 64}
+    keys |= {"feed_forward_length": 96, "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12}
+    keys |= {"attention.causal": False, "pooling_type": 2, **more}
+    named = {f"{label}.{key}": value for key, value in keys.items()}
+    return write_file(path, {"general.architecture": label, **named, **word_tokens(), **said}, tensors), model
+
+
+@pytest.mark.parametrize(("label", "matrices"), [("bert", 6), ("modern-bert", 4), ("nomic-bert", 7)])
+def test_an_encoder_with_words_as_tokens(label: str, matrices: int, tmp_path: Path) -> None:
+    path, model = encoder_file(tmp_path / "x.gguf", label)
+    pooler, facts = load(path)
+    rows = [[2, *(5 + number % 30 for number in ids), 3] for ids in INPUTS]
+    with torch.no_grad():
+        states = [model(torch.tensor([row])).last_hidden_state[0] for row in rows]
+    given = [PoolInput(pack_ids(row)) for row in rows]
+    want = torch.stack([normalize(one[0], dim=0) for one in states])
+    torch.testing.assert_close(pooler.run(given), want, rtol=0, atol=NEAR)
+    assert (facts.task, facts.max_context, facts.mode) == ("embed", 64, "packed")
+    assert sum(quantised_weight_of(each) is not None for each in pooler.model.parameters()) == 1 + 2 * matrices
+    mine, theirs = settings(path).to_dict(), model.config.to_dict()
+    for name in theirs.keys() - {"architectures", "dtype", "cls_token_id", "sep_token_id"}:
+        assert mine[name] == (pytest.approx(theirs[name]) if isinstance(theirs[name], float) else theirs[name]), name
+
+
+def test_encoders_that_are_not_read(tmp_path: Path) -> None:
+    for label, said, told in (
+        ("bert", {"tokenizer.ggml.model": "t5"}, "no model with the vocabulary of BERT"),
+        ("nomic-bert", {"tokenizer.ggml.model": "t5"}, "no model with the vocabulary of BERT"),
+        ("modern-bert", {"modern-bert.attention.sliding_window": 0.5}, "which of its layers have a sliding window"),
+        ("modern-bert", {"modern-bert.attention.sliding_window_pattern": 0}, "which of its layers have a sliding"),
+    ):
+        path, _ = encoder_file(tmp_path / "x.gguf", label, **said)
+        with pytest.raises(LoadFailed, match=told):
+            load(path)
 
 
 def test_prompts_beside_the_file(tmp_path: Path) -> None:
