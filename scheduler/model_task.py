@@ -1,16 +1,20 @@
 """``Task``: what a checkpoint was made for, as its own files say it. Imported by both processes.
 
 sentence-transformers describes a model as a chain of modules (``modules.json``); one with a pooling module embeds. A
-cross-encoder is saved with a class for classifying sequences. Whether a model with an encoder of sounds transcribes
-them is known once it is loaded. Anything else generates text.
+cross-encoder is saved with a class for classifying sequences. A GGUF file says how it pools. Whether a model with an
+encoder of sounds transcribes them is known once it is loaded. Anything else generates text.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+
+from scheduler.gguf_pooling import pooling_of
+from scheduler.gguf_reader import read_header
 
 Task = Literal["generate", "embed", "score", "transcribe"]
 
@@ -48,20 +52,39 @@ def task_of_files(source: str) -> Task | None:
     they were not, or do not tell. Reads no weights and reaches no network.
     """
     path = Path(source)
-    if path.suffix == ".gguf" or path.is_file():
+    if path.suffix == ".gguf":
+        file = path if path.is_file() else _downloaded(str(path.parent), path.name)
+        return None if file is None else _task_of_gguf(file)
+    if path.is_file():
         return "generate"
     if path.is_dir():
         return told_by(lambda name: read_json(path / name))
-    from huggingface_hub import try_to_load_from_cache  # it takes long to import
 
     def cached(name: str) -> Any:
-        try:
-            found = try_to_load_from_cache(source, name)
-        except ValueError:  # the hub has no such ids
-            return None
-        return read_json(Path(found)) if isinstance(found, str) else None
+        found = _downloaded(source, name)
+        return None if found is None else read_json(found)
 
     return None if cached("config.json") is None else told_by(cached)
+
+
+def _downloaded(source: str, name: str) -> Path | None:
+    """A file of a hub id that was downloaded before; None if it was not."""
+    from huggingface_hub import try_to_load_from_cache  # it takes long to import
+
+    try:
+        found = try_to_load_from_cache(source, name)
+    except ValueError:  # the hub has no such ids
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _task_of_gguf(path: Path) -> Task:
+    """What the model in a file is for; loading it tells what is wrong with it."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return "generate" if pooling_of(read_header(data).metadata) is None else "embed"
+    except (OSError, ValueError):
+        return "generate"
 
 
 def told_by(read: Callable[[str], Any]) -> Task | None:

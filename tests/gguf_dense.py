@@ -28,6 +28,17 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3TextConfig",
         {**TIED, "num_hidden_layers": 7, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
     ),
+    "gemma-embedding": (
+        "Gemma3TextConfig",
+        {
+            **TIED,
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 16,
+            "use_bidirectional_attention": True,
+        },
+    ),
     "gemma3n": (
         "Gemma3nTextConfig",
         {

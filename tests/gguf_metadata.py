@@ -213,6 +213,8 @@ def metadata_of(label: str) -> dict[str, Any]:
     if label == "olmo2 windows":
         said |= _stretched(config.rope_parameters["full_attention"])
         said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
+    if architecture == "gemma-embedding":  # of tokens on both sides
+        said["attention.sliding_window"] = 2 * (config.sliding_window - 1)
     if architecture == "gemma3n":
         said |= _streams(config)
     if architecture in ("kimi-linear", "bailingmoe3"):

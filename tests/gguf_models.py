@@ -37,6 +37,7 @@ _ADDED = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma-embedding",
     "minimax-m3",
     "nemotron",
     "qwen3next",

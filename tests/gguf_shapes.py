@@ -10,3 +10,4 @@ from gguf_hybrids import HYBRIDS
 
 # By a label, whose first word is GGUF's name of the architecture.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {**DENSE, **WITH_EXPERTS, **HYBRIDS}
+GENERATING = [label for label in MODELS if label != "gemma-embedding"]  # which looks both ways

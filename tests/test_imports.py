@@ -35,6 +35,8 @@ DOORS = (
     "scheduler.kept_names",
     "scheduler.model_names",
     "scheduler.logs",
+    "scheduler.gguf_pooling",
+    "scheduler.gguf_reader",
     "scheduler.model_facts",
     "scheduler.model_task",
     "scheduler.grammar_limits",
@@ -180,10 +182,11 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
     "cache": "error_line tier media_frames media_ids durable_files whole_files compiler memory segments pages "
     "attention tiers residency store known_timelines inventory",
-    "scheduler": "sampling_params model_task speech_messages model_facts adapter_messages pooling_messages "
-    "engine_config tokenizer_parts grammar_limits turn_receipt engine_stats protocol logs cgroups disk_floor extras "
-    "kept_names tile_space model_names meta_kernels cores checkup engine_import_savings weights read_ahead "
-    "expert_choices accel.cpu accel.gpu adapters media forward parallel model sessionless speech pooling core "
+    "scheduler": "sampling_params gguf_reader gguf_pooling model_task speech_messages model_facts "
+    "adapter_messages pooling_messages engine_config tokenizer_parts grammar_limits turn_receipt "
+    "engine_stats protocol logs cgroups disk_floor extras kept_names tile_space model_names "
+    "meta_kernels cores checkup engine_import_savings weights read_ahead expert_choices accel.cpu "
+    "accel.gpu adapters media forward parallel model sessionless speech pooling core "
     "engine_assembly process follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless server_import_savings media log "
     "constraints schemas chat engine telemetry hub http middleware turns models lines batches api.ops api.openai "

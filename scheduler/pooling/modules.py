@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from scheduler.pooling.recipe import BadRecipe, ModuleSource, pooling_modes
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_source import all_values
 
 TINY = 1e-9  # in place of a sum of no weights
 TANH = "torch.nn.modules.activation.Tanh"  # of dense layers that name no activation
@@ -59,8 +61,8 @@ class PoolingModule:
 class DenseModule(nn.Module):
     """A linear layer with an activation, as ``Dense`` of sentence-transformers saves it."""
 
-    def __init__(self, options: Mapping[str, Any], weights: Path | None) -> None:
-        """Raises ``BadRecipe``."""
+    def __init__(self, options: Mapping[str, Any], weights: Path | None, tensor: str = "") -> None:
+        """``tensor``: its weight in a GGUF file. Raises ``BadRecipe``."""
         super().__init__()
         if weights is None:
             raise BadRecipe("the weights of its dense layer are missing")
@@ -70,7 +72,7 @@ class DenseModule(nn.Module):
         if options.get("use_residual"):
             self.residual = nn.Identity() if into == out else nn.Linear(into, out, bias=False)
         self.activation = activation(str(options.get("activation_function", TANH)))
-        self.load_state_dict(read_weights(weights))
+        self.load_state_dict(read_tensor(weights, tensor) if tensor else read_weights(weights))
         self.float().eval()
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -110,7 +112,7 @@ def vector_module(source: ModuleSource, device: torch.device) -> Vectors:
     if source.kind == "Normalize":
         return normalised
     if source.kind == "Dense":
-        return DenseModule(source.options, source.weights).to(device)
+        return DenseModule(source.options, source.weights, source.tensor).to(device)
     if source.kind == "LayerNorm":
         return LayerNormModule(source.options, source.weights).to(device)
     raise BadRecipe(f"its module {source.kind} is not supported")
@@ -132,3 +134,11 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return found
+
+
+def read_tensor(path: Path, name: str) -> dict[str, torch.Tensor]:
+    """The weight of a dense layer in a GGUF file. Raises ``BadRecipe`` where there is none."""
+    tensor = GgufFile(path).tensors.get(name)
+    if tensor is None:
+        raise BadRecipe(f"the file has no {name}")
+    return {"linear.weight": all_values(tensor, torch.float32)}

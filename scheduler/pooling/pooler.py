@@ -138,9 +138,9 @@ class Pooler:
         """Whether an input joins a group of ``count`` with ``held`` tokens."""
         return longest == length or (self.shares and longest * (count + 1) <= waste * (held + length))
 
-    def measure(self, width: int) -> None:
+    def measure(self, width: int, rounding: float = 0.0) -> None:
         """Find out how inputs may share a forward so that each gives what it gives alone. ``width``: of the
-        vocabulary.
+        vocabulary. ``rounding``: what two ways to compute the same may differ by, because products round their inputs.
         """
         generator = torch.Generator().manual_seed(width)
         usable = [i for i in range(min(width, 4096)) if i != self._pad_id]
@@ -152,13 +152,13 @@ class Pooler:
                 self._packed = PackedInputs(self.model, first, self.head.pooling is None)
             except Exception:  # no such attention, which each model says in its own way
                 break
-            if self._agrees(made, alone):
+            if self._agrees(made, alone, rounding):
                 return
             self._packed.remove()
             self._packed = None
-        self.pads = self._agrees(made, alone)
+        self.pads = self._agrees(made, alone, rounding)
 
-    def _agrees(self, made: Sequence[PoolInput], alone: torch.Tensor) -> bool:
+    def _agrees(self, made: Sequence[PoolInput], alone: torch.Tensor, rounding: float) -> bool:
         """Whether inputs that share a forward give what they give alone."""
         try:
             together = self.run(made)
@@ -166,4 +166,4 @@ class Pooler:
             return False
         allowed = AGREE if self.model.dtype is PRECISE else float(torch.finfo(self.model.dtype).eps) * 8
         error = (together - alone).abs().max() / alone.abs().max().clamp(min=1e-12)
-        return bool(error <= allowed)
+        return bool(error <= max(allowed, rounding))

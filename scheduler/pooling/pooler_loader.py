@@ -14,8 +14,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from scheduler import cores
+from scheduler.accel.cpu.experts import pack_experts
+from scheduler.accel.cpu.packing import Packing
+from scheduler.accel.cpu.quantised import keep_packed
 from scheduler.engine_config import EngineConfig
-from scheduler.model import load_errors
+from scheduler.model import gguf, load_errors
 from scheduler.model.checkpoint import read_config, read_tokenizer
 from scheduler.model.licence import licence_of
 from scheduler.model.loader import LoadFailed, device_of
@@ -27,6 +30,8 @@ from scheduler.pooling.pooler import Pooler, VectorHead
 from scheduler.pooling.recipe import BadRecipe, PoolingRecipe
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import Loading, TokenizerRead, pack_ids
+from scheduler.weights.gguf_header import forget_headers
+from scheduler.weights.gguf_path import find_file
 
 log = logging.getLogger("warmturn.engine")
 
@@ -58,16 +63,19 @@ def load_pooler(
             lower_case(tokenizer)
         tell(TokenizerRead(take_apart(tokenizer)))
         tell(Loading("loading the weights"))
-        model, lacking = read_weights(config, settings, recipe)
-        stored = CheckpointFacts(digest(model), stored_bytes(model), model.num_parameters())
+        model, lacking, found = read_stored(config, settings, recipe, device)
+        stored = CheckpointFacts(found, stored_bytes(model), model.num_parameters())
         pooler = make_pooler(model, recipe, tokenizer, device)
+        packing = keep(pooler.model, device)
         tell(Loading("measuring how the model can be run"))
         check_lacking(pooler, lacking)
-        pooler.measure(pooler.model.get_input_embeddings().num_embeddings)
+        pooler.measure(pooler.model.get_input_embeddings().num_embeddings, packing.tolerance)
+        packing.settle()
         facts = facts_of(config, recipe, pooler, stored, longest_input(recipe, pooler.model.config, tokenizer))
     except Exception as error:  # a broken file raises whatever its reader likes
         why = str(error) if isinstance(error, BadRecipe) else load_errors.reason(error, config.model)
         raise LoadFailed(f"cannot load {config.model!r}: {why}") from error
+    forget_headers()
     warn_of_unused(config)
     return pooler, facts
 
@@ -124,6 +132,31 @@ def facts_of(
         task=recipe.task,
         pooling=pooling,
     )
+
+
+def read_stored(
+    config: EngineConfig, settings: Any, recipe: PoolingRecipe, device: torch.device
+) -> tuple[Any, list[str], str]:
+    """The model, whose weights stay packed if they are in a GGUF file, the names of those that are not there, and a
+    digest.
+    """
+    if (path := find_file(config.model)) is None:
+        model, lacking = read_weights(config, settings, recipe)
+        return model, lacking, digest(model)
+    settings.use_cache = False
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    model, found = gguf.read_model(path, settings, AutoModel, dtype, {}, device)
+    return model, [], found
+
+
+def keep(model: Any, device: torch.device) -> Packing:
+    """Have the weights that a file has packed multiplied as they are, on a CPU."""
+    packing = Packing({})
+    if device.type == "cpu":
+        pack_experts(model, packing)
+        keep_packed(model, packing)
+        packing.choose_ways()
+    return packing
 
 
 def read_weights(config: EngineConfig, settings: Any, recipe: PoolingRecipe) -> tuple[Any, list[str]]:

@@ -1,5 +1,5 @@
 """``PoolingRecipe``: what a checkpoint says about turning hidden states into vectors, read from the files that
-sentence-transformers saves.
+sentence-transformers saves, or from a GGUF file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from scheduler.gguf_pooling import dense_layers, pooling_of
 from scheduler.model_task import MODULES, Task, kinds_of, read_json, task_of
+from scheduler.weights.gguf_header import GgufError, read_metadata
+from scheduler.weights.gguf_path import find_file
 
 BODY = "Transformer"  # the first module: the model of transformers itself
+SAID = "config_sentence_transformers.json"
+UNBIASED = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}  # dense layers of GGUF files
 INERT = frozenset({"Dropout"})  # modules that change nothing when a model is used
 SENTENCE_FILES = (  # of the first module's options; older versions named them by the architecture
     "sentence_bert_config.json",
@@ -40,11 +45,14 @@ class BadRecipe(ValueError):
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """One of the modules behind the model: its kind, its options, and where its weights are, if it has some."""
+    """One of the modules behind the model: its kind, its options, and where its weights are, if it has some: in a GGUF
+    file ``tensor`` of all.
+    """
 
     kind: str
     options: Mapping[str, Any]
     weights: Path | None = None
+    tensor: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class PoolingRecipe:
 def read_recipe(model: str) -> PoolingRecipe | None:
     """The recipe of a hub id or folder; None for a model that generates. Raises ``BadRecipe``."""
     if Path(model).suffix == ".gguf":
-        return None
+        return read_gguf_recipe(model)
 
     def read(name: str) -> Any:
         path = find(model, name)
@@ -77,19 +85,48 @@ def read_recipe(model: str) -> PoolingRecipe | None:
     task = task_of(read)
     if task == "generate":
         return None
-    said = as_dict(read("config_sentence_transformers.json"))
+    said = as_dict(read(SAID))
     body = next((found for name in SENTENCE_FILES if (found := as_dict(read(name)))), {})
-    prompts = {name: text for name, text in as_dict(said.get("prompts")).items() if isinstance(text, str)}
     return PoolingRecipe(
         task,
         read_modules(model, read(MODULES)) if task == "embed" else (),
-        prompts,
-        said.get("default_prompt_name") if said.get("default_prompt_name") in prompts else None,
+        *read_prompts(said),
         as_count(body.get("max_seq_length")),
         body.get("do_lower_case") is True,
         as_count(said.get("truncate_dim")),
         activation_of(said, as_dict(read("config.json"))) if task == "score" else "",
     )
+
+
+def read_gguf_recipe(model: str) -> PoolingRecipe | None:
+    """The recipe of a GGUF file; None for a model that generates, and for a file that cannot be read. llama.cpp makes
+    the vectors of all models unit vectors. Raises ``BadRecipe``.
+    """
+    try:
+        path = find_file(model)
+        metadata = {} if path is None else read_metadata(path)
+    except (OSError, GgufError):  # whoever loads the model tells what is wrong
+        return None
+    try:
+        mode = pooling_of(metadata)
+        dense = {} if mode is None else dense_layers(metadata)
+    except GgufError as error:
+        raise BadRecipe(str(error)) from error
+    if path is None or mode is None:
+        return None
+    layers = [
+        ModuleSource("Dense", {**UNBIASED, "in_features": into, "out_features": out}, path, tensor)
+        for tensor, (into, out) in dense.items()
+    ]
+    modules = (ModuleSource("Pooling", {"pooling_mode": mode}), *layers, ModuleSource("Normalize", {}))
+    return PoolingRecipe("embed", modules, *read_prompts(as_dict(read_json(path.parent / SAID))))
+
+
+def read_prompts(said: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the one that is usual."""
+    prompts = {name: text for name, text in as_dict(said.get("prompts")).items() if isinstance(text, str)}
+    usual = said.get("default_prompt_name")
+    return prompts, usual if usual in prompts else None
 
 
 def read_modules(model: str, listed: Any) -> tuple[ModuleSource, ...]:

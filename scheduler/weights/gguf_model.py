@@ -28,7 +28,9 @@ from scheduler.weights.gguf_types import PLAIN_TYPES
 from scheduler.weights.gguf_values import Values
 
 _ROPE_FACTORS = "rope_freqs.weight"
-_UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
+_UNUSED = ("rope_freqs.", "rope_factors_", "dense_2.", "dense_3.")  # tensors that are no parameters
+_HEAD = "output."  # begins the names of tensors of a head
+_POOLER = "pooler."  # and of parameters behind hidden states, which no file has
 _LAYER = "blk."
 _KEYS_AND_VALUES = ("attn_k.", "attn_k_norm.", "attn_v.")
 
@@ -54,12 +56,12 @@ def build_model(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {*parameters, *model.state_dict()}
     found = find_tensors(names, file.tensors)
-    _check(file, parameters, found, config)
+    _check(file, parameters, found, config, model.get_output_embeddings() is None)
     values = Values(file, model, packed)
     for name in sorted(found):
         _set(model, name, values.of(name, found[name]))
         file.drop_pages()
-    for name in parameters.keys() - found.keys():  # biases that the file leaves out
+    for name in parameters.keys() - found.keys():  # biases that the file leaves out, and what is behind hidden states
         _set(model, name, nn.Parameter(torch.zeros_like(parameters[name], device="cpu"), False))
     _turn(file, model)
     _set_hashes(model)
@@ -98,12 +100,18 @@ def file_digest(file: GgufFile, settings: str) -> str:
     return found.hexdigest()
 
 
-def _check(file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[str, ...]], config: Any) -> None:
-    """Raise ``GgufError`` unless every parameter has a tensor, and every tensor a parameter."""
-    if lacking := sorted(name for name in parameters if name not in found and not name.endswith(".bias")):
+def _check(
+    file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[str, ...]], config: Any, headless: bool
+) -> None:
+    """Raise ``GgufError`` unless every parameter has a tensor, and every tensor a parameter. ``headless``: a model that
+    gives hidden states, which has no place for a head.
+    """
+    lacking = sorted(name for name in parameters if name not in found and not name.endswith(".bias"))
+    if lacking := [name for name in lacking if not (headless and name.startswith(_POOLER))]:
         raise GgufError(f"{len(lacking)} weights are missing in the file, {lacking[0]} first")
     used = {tensor for tensors in found.values() for tensor in tensors}
     left = sorted(name for name in file.tensors if name not in used and not _beside(name, config))
+    left = [name for name in left if not (headless and name.startswith(_HEAD))]
     if left:
         raise GgufError(f"the model has no place for {len(left)} tensors of the file, {left[0]!r} first")
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)\.(?P<kind>weight|bias)$")
-_BARE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)\.(?P<kind>weight|bias)$")
+_BARE = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$")
 
-# Outside of layers: the last part of a module's name, and what it may be in the file, the first that is there.
+# Outside of layers: the last part of a module's name, or the last two, and what it may be in the file: the first that
+# is there.
 _OUTSIDE = {
     "embed_tokens": ("token_embd",),
     "embed_in": ("token_embd",),
@@ -20,6 +21,12 @@ _OUTSIDE = {
     "word_embeddings": ("token_embd",),
     "embeddings": ("token_embd",),
     "wpe": ("position_embd",),
+    "position_embeddings": ("position_embd",),
+    "token_type_embeddings": ("token_types",),
+    "LayerNorm": ("token_embd_norm",),
+    "tok_embeddings": ("token_embd",),
+    "embeddings.norm": ("token_embd_norm",),
+    "final_norm": ("output_norm",),
     "word_embeddings_layernorm": ("token_embd_norm",),
     "embedding_norm": ("output_norm", "token_embd_norm"),
     "norm": ("output_norm",),
@@ -84,7 +91,6 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.indexer.q_proj", ("indexer.q_proj",)),
     ("self_attn.indexer.k_proj", ("indexer.k_proj",)),
     ("self_attn.indexer.q_norm", ("indexer.q_norm",)),
-    ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
     ("self_attention.query_key_value", ("attn_qkv",)),
     ("self_attention.dense", ("attn_output",)),
     ("norm_attn_norm.norm_1", ("attn_norm",)),
@@ -93,15 +99,26 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm_attn_norm.attn.out_proj", ("attn_output",)),
     ("attention.query_key_value", ("attn_qkv",)),
     ("attention.dense", ("attn_output",)),
+    ("attention.self.query", ("attn_q",)),
+    ("attention.self.key", ("attn_k",)),
+    ("attention.self.value", ("attn_v",)),
+    ("attention.output.dense", ("attn_output",)),
+    ("attention.output.LayerNorm", ("attn_output_norm",)),
+    ("intermediate.dense", ("ffn_up",)),
+    ("output.dense", ("ffn_down",)),
+    ("output.LayerNorm", ("layer_output_norm",)),
+    ("attn.Wqkv", ("attn_qkv",)),
+    ("attn.Wo", ("attn_output",)),
     ("attn.c_attn", ("attn_qkv",)),
     ("attn.c_proj", ("attn_output",)),
-    ("attn.Wqkv", ("attn_qkv",)),
     ("attn.out_proj", ("attn_output",)),
     ("mlp.gate_proj", ("ffn_gate",)),
     ("mlp.up_proj", ("ffn_up",)),
     ("mlp.down_proj", ("ffn_down",)),
     ("mlp.ffn_sub_norm", ("ffn_sub_norm",)),
     ("mlp.gate_up_proj", ("ffn_gate ffn_up", "ffn_up")),
+    ("mlp.Wi", ("ffn_up",)),
+    ("mlp.Wo", ("ffn_down",)),
     ("mlp.fc1", ("ffn_up",)),
     ("mlp.fc2", ("ffn_down",)),
     ("mlp.c_fc", ("ffn_up",)),
@@ -201,6 +218,8 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm", ("attn_norm",)),
     ("norm_1", ("attn_norm",)),
     ("norm_2", ("ffn_norm",)),
+    ("attn_norm", ("attn_norm",)),
+    ("mlp_norm", ("ffn_norm",)),
     ("ln_1", ("attn_norm",)),
     ("ln_2", ("ffn_norm",)),
     ("ln_attn", ("attn_norm_2",)),
@@ -226,9 +245,9 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("laurel.linear_right", ("laurel_r",)),
     ("laurel.post_laurel_norm", ("laurel_post_norm",)),
     ("pre_mlp_layernorm", ("ffn_norm",)),
-    ("post_mlp_layernorm", ("post_ffw_norm",)),
+    ("post_mlp_layernorm", ("post_ffw_norm", "layer_output_norm")),
     ("post_self_attn_layernorm", ("post_attention_norm",)),
-    ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
+    ("post_attention_layernorm", ("post_attention_norm", "ffn_norm", "attn_output_norm")),
 )
 _NGRAMS, _TABLE = ".ngram_embedding.weight", ("per_layer_token_embd.weight",)  # of a layer, and outside in the file
 _OF_STREAMS = ("fn", "base", "scale")
@@ -321,4 +340,5 @@ def _choices(name: str) -> list[tuple[str, ...]]:
     owner, _, last = module.rpartition(".")
     if last.isdigit():  # one of several
         last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
-    return [(found,) for found in (*_BESIDE.get(kind, ()), *(f"{name}.{kind}" for name in _OUTSIDE.get(last, ())))]
+    outside = _OUTSIDE.get(".".join(module.split(".")[-2:])) or _OUTSIDE.get(last, ())
+    return [(found,) for found in (*_BESIDE.get(kind, ()), *(f"{name}.{kind}" for name in outside))]

@@ -47,6 +47,7 @@ from scheduler.weights.gguf_windows import (
     read_chunks,
     read_doubled_keys,
     read_gated_heads,
+    read_local_windows,
     read_ropes_of_layers,
     read_some_windows,
     read_streams,
@@ -74,6 +75,21 @@ def _read_scaled_embeddings(file: GgufFile, keys: Mapping[str, Any], said: dict[
     if not keys.get("attention.sliding_window"):
         raise GgufError("the file does not say which of its layers have a sliding window")
     return {"mup_enabled": True}
+
+
+def _read_both_ways(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Attention to tokens before and behind, as all models of this kind have it; a window is of both together."""
+    return {"use_bidirectional_attention": True}
+
+
+def _read_kinds_of_texts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """How many kinds of texts have embeddings; no token ends a reply. Files of RoBERTa and its kin are of the same
+    architecture, have other tokenizers, and count positions otherwise.
+    """
+    kinds = file.tensors.get("token_types.weight")
+    if kinds is None or file.metadata.get("tokenizer.ggml.model") != "bert":
+        raise GgufError("it is no model with the vocabulary of BERT, which is what is read of its architecture")
+    return {"type_vocab_size": kinds.shape[0], "eos_token_id": None}
 
 
 def _read_even_heads(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -259,6 +275,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
         read_which_experts,
         read_deltas,
     ),
+    "bert": (_read_kinds_of_texts,),
     "chatglm": (_read_even_heads,),
     # Its layers without experts have rotary positions with or without a window, as in llama.cpp.
     "cohere2moe": (read_further_layers, read_which_windows, read_which_experts, read_named_scores),
@@ -273,6 +290,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "exaone4": (read_some_windows,),
     "falcon": (_read_groups,),
     "falcon-h1": (read_parallel_parts,),
+    "gemma-embedding": (_read_head_scale, _read_both_ways),
     "gemma2": (_read_head_scale,),
     "gemma3": (_read_head_scale,),
     "gemma3n": (read_streams,),
@@ -303,8 +321,10 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "mistral3": (read_window, _read_growing_queries),
     "mpt": (_read_slopes,),
     "mistral4": (read_latents, read_growing_latents, check_softmax),
+    "modern-bert": (read_local_windows,),
     "nemotron_h": (read_single_parts,),
     "nemotron_h_moe": (read_single_parts,),
+    "nomic-bert": (_read_kinds_of_texts,),
     "olmo2": (read_stretched_layers,),
     "orion": (_sequential, _read_whole_turns),
     "phi3": (_long_factors,),

@@ -17,6 +17,7 @@ from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_named import damage_told, named_token
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
+from scheduler.weights.gguf_words import WORDS, ends_of_texts, of_words
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
@@ -66,7 +67,11 @@ def _convert(metadata: dict[str, Any]) -> Any:
         settings[name] = tokens[token] if (token := named_token(metadata, key)) in special else None
     by_bytes = described.get("tokenizer_type") == "gpt2"
     splits = _split(split_expressions(described.get("pre_tokenizer_type"))) if by_bytes else None
-    backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described, special)
+    if described.get("tokenizer_type") == WORDS:
+        settings |= ends_of_texts(metadata, special)
+        backend = of_words(metadata, special)
+    else:
+        backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described, special)
     _add_special(backend, metadata, special)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
@@ -76,10 +81,10 @@ def _around(described: dict[str, Any], said: dict[str, Any]) -> dict[str, bool]:
     needs its begin, whatever the file says. Chats have what their template writes.
     """
     kind = described.get("tokenizer_type")
-    begun = kind == "llama" or (kind == "gpt2" and begins_texts(described.get("pre_tokenizer_type")))
+    begun = kind in ("llama", WORDS) or (kind == "gpt2" and begins_texts(described.get("pre_tokenizer_type")))
     return {
         "add_bos_token": kind == "gemma4" or bool(said.get("add_bos_token", begun)),
-        "add_eos_token": bool(said.get("add_eos_token", kind == "t5")),
+        "add_eos_token": bool(said.get("add_eos_token", kind in ("t5", WORDS))),
     }
 
 

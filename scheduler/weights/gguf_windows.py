@@ -137,6 +137,23 @@ def read_doubled_keys(file: GgufFile, keys: Mapping[str, Any], said: dict[str, A
     }
 
 
+def read_local_windows(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Windows of tokens on both sides, which all layers have but every which from the first on, and rotary positions of
+    each kind of layers; no token ends a reply.
+    """
+    every, window = keys.get("attention.sliding_window_pattern", 3), keys.get("attention.sliding_window")
+    if not isinstance(every, int) or every < 1 or not isinstance(window, int):
+        raise GgufError("the file does not say which of its layers have a sliding window")
+    return {
+        "layer_types": _kinds([number % every != 0 for number in range(said["num_hidden_layers"])]),
+        "sliding_window": window // 2,
+        "rope_parameters": _read_two_ropes({"rope.freq_base": 160_000.0, **keys}),
+        "hidden_activation": keys.get("hidden_activation", "gelu"),
+        "norm_bias": "output_norm.bias" in file.tensors,
+        "eos_token_id": None,
+    }
+
+
 def read_streams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Layers that keep several versions of what they compute, some of whose activations are set to 0: those that are
     less than so many standard deviations above their mean.

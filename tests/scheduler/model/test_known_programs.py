@@ -16,7 +16,7 @@ from engine_kit import probed
 from gguf_kit import Q8_0
 from gguf_loaded import quiet, read
 from gguf_models import written
-from gguf_shapes import MODELS
+from gguf_shapes import GENERATING
 from tiny_models import make_model
 from wide import widely
 
@@ -52,7 +52,7 @@ def loaded_twice(path: Path) -> tuple[Verdict, Verdict]:
     return before, probed(model, known=KnownModel(describe(before.mode), {}, before.measured), packing=packing)
 
 
-@pytest.mark.parametrize("label", widely(MODELS, _NARROW))
+@pytest.mark.parametrize("label", widely(GENERATING, _NARROW))
 def test_known_programs_are_those_of_the_first_load(
     label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from gguf_kit import Q4_0, Q8_0
 from gguf_loaded import read
 from gguf_models import written
-from gguf_shapes import MODELS
+from gguf_shapes import GENERATING
 from gpu_kit import CountingBackend
 from loaded_kit import check_generated
 from packed_models import CASES, write_case
@@ -34,7 +34,7 @@ from scheduler.weights.quantised_weight import QuantisedWeight, quantised_weight
 CPU = torch.device("cpu")
 PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(30, 70), 5, 6, 7]]
 # Not gpt2's: the trace asks for the position behind the number of the padding token, and the tiny model has fewer.
-FILES = {label: Q8_0 if at % 2 else Q4_0 for at, label in enumerate(MODELS) if label != "gpt2"}
+FILES = {label: Q8_0 if at % 2 else Q4_0 for at, label in enumerate(GENERATING) if label != "gpt2"}
 
 
 def from_file(folder: Path, label: str, kind: int) -> tuple[Any, Any]:
