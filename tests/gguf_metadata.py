@@ -36,6 +36,12 @@ _KEYS = {
     "attention.indexer.head_count": ("index_n_heads",),
     "attention.indexer.key_length": ("index_head_dim",),
     "attention.indexer.top_k": ("index_topk",),
+    "attention.output_group_count": ("o_groups",),
+    "attention.output_lora_rank": ("o_lora_rank",),
+    "attention.compress_rope_freq_base": ("compress_rope_theta",),
+    "hyper_connection.count": ("hc_mult",),
+    "hyper_connection.sinkhorn_iterations": ("hc_sinkhorn_iters",),
+    "hyper_connection.epsilon": ("hc_eps",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
@@ -93,6 +99,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= {"expert_weights_norm": config.norm_topk_prob, "expert_gating_func": 2}
     if architecture in ("deepseek2", "deepseek32", "glm-dsa", "mistral4"):
         said |= _latents(config)
+    if architecture == "deepseek4":
+        said |= _compressed(config)
+        said.pop("feed_forward_length")
     if architecture == "dots3note":
         said |= _latents(config.per_layer_config["indexed_attention"]) | _two_latents(config)
     if architecture == "glm-dsa":
@@ -186,6 +195,22 @@ def _latents(config: Any) -> dict[str, Any]:
         said |= _stretched(config.rope_parameters)
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * config.rope_parameters["mscale_all_dim"]
     return said
+
+
+def _compressed(config: Any) -> dict[str, Any]:
+    """What a converter says of layers that attend to what is compressed."""
+    layers = config.num_hidden_layers
+    return {
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.compress_ratios": [config.compress_rates.get(kind, 0) for kind in config.layer_types],
+        "expert_gating_func": 4,
+        "expert_weights_norm": True,
+        "swiglu_clamp_exp": [config.swiglu_limit] * layers,
+        "swiglu_clamp_shexp": [config.swiglu_limit] * layers,
+        "hash_layer_count": config.mlp_layer_types.count("hash_moe"),
+        "rope.freq_base": config.rope_parameters["main"]["rope_theta"],
+        **_stretched(config.rope_parameters["compress"]),
+    }
 
 
 def _two_latents(config: Any) -> dict[str, Any]:

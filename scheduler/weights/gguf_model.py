@@ -28,6 +28,7 @@ from scheduler.weights.gguf_values import Values
 _ROPE_FACTORS = "rope_freqs.weight"
 _UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
 _LAYER = "blk."
+_OF_PICTURES = "exp_probs_b_vl."  # how experts are chosen for pictures
 _KEYS_AND_VALUES = ("attn_k.", "attn_k_norm.", "attn_v.")
 
 
@@ -63,10 +64,14 @@ def build_model(
 
 
 def stored_dtype(file: GgufFile) -> torch.dtype:
-    """The type of most bytes of weights if it is a plain one; float32 if they are packed."""
+    """The type of most bytes of weights if it is a plain one; float32 if they are packed. Tables of whole numbers are
+    no weights.
+    """
     sizes: Counter[torch.dtype | None] = Counter()
     for tensor in file.tensors.values():
-        sizes[PLAIN_TYPES.get(tensor.kind)] += tensor.data.numel()
+        dtype = PLAIN_TYPES.get(tensor.kind)
+        if dtype is None or dtype.is_floating_point:
+            sizes[dtype] += tensor.data.numel()
     return max(sizes, key=lambda each: sizes[each], default=None) or torch.float32
 
 
@@ -106,14 +111,15 @@ def _check(file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[
 
 def _beside(name: str, config: Any) -> bool:
     """Whether a tensor may be left: factors of rotary positions, which are read elsewhere; layers for predicting
-    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one.
+    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one;
+    what is for pictures.
     """
     number, _, leaf = name.removeprefix(_LAYER).partition(".")
     if name.startswith(_UNUSED) or not (name.startswith(_LAYER) and number.isdigit()):
         return name.startswith(_UNUSED)
     layers = config.num_hidden_layers
     reads = int(number) >= layers - (getattr(config, "num_kv_shared_layers", None) or 0)
-    return int(number) >= layers or (reads and leaf.startswith(_KEYS_AND_VALUES))
+    return int(number) >= layers or leaf.startswith(_OF_PICTURES) or (reads and leaf.startswith(_KEYS_AND_VALUES))
 
 
 def _set(model: Any, name: str, value: Any) -> None:

@@ -32,6 +32,12 @@ _OUTSIDE = {
     "altup_projections": ("altup_proj",),
     "altup_unembed_projections": ("altup_unembd_proj",),
 }
+# The same for parameters that are no module's weight or bias.
+_OTHERS_OUTSIDE = {
+    "hc_head.hc_fn": "output_hc_fn.weight",
+    "hc_head.hc_base": "output_hc_base.weight",
+    "hc_head.hc_scale": "output_hc_scale.weight",
+}
 EMBEDDINGS = "token_embd"  # may be taken twice: where they are the head
 JOINED = ".attn_qkv."
 QUERIES_KEYS_VALUES = (".q_proj", ".k_proj", ".v_proj")  # in the order of their rows in a joined tensor
@@ -53,6 +59,19 @@ _INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn.indexer.wk", ("indexer.attn_k",)),
     ("self_attn.indexer.k_norm", ("indexer.k_norm",)),
     ("self_attn.indexer.weights_proj", ("indexer.proj",)),
+    ("self_attn.q_a_norm", ("attn_q_a_norm",)),
+    ("self_attn.kv_proj", ("attn_kv",)),
+    ("self_attn.kv_norm", ("attn_kv_a_norm",)),
+    ("self_attn.o_a_proj", ("attn_output_a",)),
+    ("self_attn.o_b_proj", ("attn_output_b",)),
+    ("self_attn.compressor.kv_proj", ("attn_compressor_kv",)),
+    ("self_attn.compressor.gate_proj", ("attn_compressor_gate",)),
+    ("self_attn.compressor.kv_norm", ("attn_compressor_norm",)),
+    ("self_attn.compressor.indexer.kv_proj", ("indexer_compressor_kv",)),
+    ("self_attn.compressor.indexer.gate_proj", ("indexer_compressor_gate",)),
+    ("self_attn.compressor.indexer.kv_norm", ("indexer_compressor_norm",)),
+    ("self_attn.compressor.indexer.q_b_proj", ("indexer.attn_q_b",)),
+    ("self_attn.compressor.indexer.scorer.weights_proj", ("indexer.proj",)),
     ("self_attn.gate_proj", ("attn_gate",)),
     ("self_attn.o_proj", ("attn_output",)),
     ("self_attn.out_proj", ("attn_output",)),
@@ -182,6 +201,15 @@ _OTHERS = {
     "experts.down_proj": ("ffn_down_exps.weight",),
     "experts.gate_up_proj_bias": ("ffn_gate_exps.bias ffn_up_exps.bias",),
     "experts.down_proj_bias": ("ffn_down_exps.bias",),
+    "attn_hc.fn": ("hc_attn_fn.weight",),
+    "attn_hc.base": ("hc_attn_base.weight",),
+    "attn_hc.scale": ("hc_attn_scale.weight",),
+    "ffn_hc.fn": ("hc_ffn_fn.weight",),
+    "ffn_hc.base": ("hc_ffn_base.weight",),
+    "ffn_hc.scale": ("hc_ffn_scale.weight",),
+    "compressor.position_bias": ("attn_compressor_ape.weight",),
+    "indexer.position_bias": ("indexer_compressor_ape.weight",),
+    "gate.tid2eid": ("ffn_gate_tid2eid.weight",),
     "e_score_correction_bias": ("exp_probs_b.bias",),
     "mlp.expert_bias": ("exp_probs_b.bias",),
     "feed_forward.expert_bias": ("exp_probs_b.bias",),
@@ -243,6 +271,8 @@ def _choices(name: str) -> list[tuple[str, ...]]:
         return [tuple(f"blk.{match['number']}.{part}" for part in leaf.split()) for leaf in leafs]
     module, _, kind = name.rpartition(".")
     owner, _, last = module.rpartition(".")
+    if (other := _OTHERS_OUTSIDE.get(f"{last}.{kind}")) is not None:
+        return [(other,)]
     if last.isdigit():  # one of several
         last, kind = owner.rpartition(".")[2], f"{last}.{kind}"
     return [(f"{found}.{kind}",) for found in _OUTSIDE.get(last, ())]
