@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,8 +46,10 @@ def build_model(
     not unpacked; parameters are ``WeightStandIn`` of a ``QuantisedWeight`` in their place. Raises ``GgufError`` where
     the file and the configuration do not fit.
     """
+    dtype = dtype or stored_dtype(file)
     with _parameters_without_memory(), no_init_weights():
-        model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
+        model = kind.from_config(config, dtype=dtype, **options)
+    _keep_precise(model, dtype)
     if packed:
         model.config._is_quantized = True  # as transformers' quantisers do: modules call others, and read no weights
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -120,6 +123,15 @@ def _beside(name: str, config: Any) -> bool:
     layers = config.num_hidden_layers
     reads = int(number) >= layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     return int(number) >= layers or leaf.startswith(_OF_PICTURES) or (reads and leaf.startswith(_KEYS_AND_VALUES))
+
+
+def _keep_precise(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters and buffers a type of their own that transformers does not load as ``dtype``."""
+    for part, own in model._get_dtype_plan(dtype).items():
+        pattern = re.compile(part.replace("*", ".*"))
+        for name, value in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
+            if value.is_floating_point() and pattern.search(name):
+                _set(model, name, nn.Parameter(value.to(own), False))
 
 
 def _set(model: Any, name: str, value: Any) -> None:
