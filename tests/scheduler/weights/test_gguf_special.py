@@ -226,6 +226,9 @@ def test_latents_of_layers_with_a_window(tmp_path: Path) -> None:
         assert [getattr(got[number], name) for number in range(3)] == [
             getattr(config[number], name) for number in range(3)
         ]
+    norm = "model.layers.1.self_attn.kv_a_layernorm.weight"
+    rounded = want.state_dict()[norm].bfloat16()
+    assert torch.equal(read(path, torch.bfloat16).state_dict()[norm], rounded)
     for key, wrong, told in (
         ("attention.sliding_window_pattern", [True] * 3, "how wide the parts"),
         ("attention.sliding_window_pattern", 3, "of each layer whether it has a sliding window"),
