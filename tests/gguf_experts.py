@@ -64,6 +64,7 @@ _GATED = {
         "sliding_attention": {**_PLAIN, "partial_rotary_factor": 1.0},
     },
 }
+_COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
 _INDEXED = {"index_topk": 8, "index_head_dim": 32, "index_n_heads": 16}
 
 # By a label, whose first word is GGUF's name of the architecture.
@@ -142,6 +143,36 @@ WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek32": (
         "DeepseekV32Config",
         {**SHAPE, **ROUTED, **LATENT, **_INDEXED, "first_k_dense_replace": 1, "rope_parameters": YARN},
+    ),
+    "deepseek4": (
+        "DeepseekV4Config",
+        {
+            **{
+                name: value for name, value in SHAPE.items() if name not in ("intermediate_size", "num_key_value_heads")
+            },
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "partial_rotary_factor": 0.5,
+            "q_lora_rank": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+            "swiglu_limit": 0.75,
+            "layer_types": ["sliding_attention", *["compressed_sparse_attention", "heavily_compressed_attention"] * 2][
+                :4
+            ],
+            "compress_rates": dict(zip(_COMPRESSED, (4, 8), strict=True)),
+            "sliding_window": 8,
+            "index_n_heads": 16,
+            "index_head_dim": 32,
+            "index_topk": 4,
+            "o_groups": 2,
+            "o_lora_rank": 32,
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 3,
+            "rope_parameters": {name: value for name, value in YARN.items() if "scale" not in name},
+        },
     ),
     "dots3note": (
         "Dots3NoteTextConfig",

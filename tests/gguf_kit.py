@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30
+F32, F16, Q4_0, Q8_0, I32, BF16 = 0, 1, 2, 8, 26, 30
 
 
 class Stored(NamedTuple):
@@ -37,7 +37,7 @@ def store(weight: torch.Tensor, kind: int = F32) -> Stored:
     if kind in _PACKERS:
         data, values = _PACKERS[kind](weight.view(-1, shape[-1] // 32, 32))
         return Stored(data.reshape(*shape[:-1], -1), shape, kind, values.view(shape))
-    dtype = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}[kind]
+    dtype = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, I32: torch.int32}[kind]
     data = weight.to(dtype).view(torch.uint8).numpy().reshape(*shape[:-1], -1)
     return Stored(data, shape, kind, weight.to(dtype).float())
 

@@ -52,6 +52,12 @@ _KEYS = {
     "attention.value_scale": ("attention_value_scale",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.output_group_count": ("o_groups",),
+    "attention.output_lora_rank": ("o_lora_rank",),
+    "attention.compress_rope_freq_base": ("compress_rope_theta",),
+    "hyper_connection.count": ("hc_mult", "hc_count"),
+    "hyper_connection.sinkhorn_iterations": ("hc_sinkhorn_iters",),
+    "hyper_connection.epsilon": ("hc_eps",),
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logit_scale", "logits_scaling"),
@@ -143,6 +149,9 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= _nested_parts(config)
     if architecture in ("deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4"):
         said |= _latents(config)
+    if architecture == "deepseek4":
+        said |= _compressed(config)
+        said.pop("feed_forward_length")
     if architecture == "dots3note":
         said |= _latents(config.per_layer_config["indexed_attention"]) | _two_latents(config)
     if architecture == "glm-dsa":
@@ -272,8 +281,6 @@ def _indexed(config: Any) -> dict[str, Any]:
     """What a converter says of layers that choose what they attend to, and of several streams."""
     return {
         "attention.indexer.types": [kind == "full" for kind in config.indexer_types],
-        "hyper_connection.count": config.hc_mult,
-        "hyper_connection.epsilon": config.hc_eps,
         "hyper_connection.magnitude": config.hc_magnitude,
         "swiglu_clamp_exp": [config.swiglu_limit] * config.num_hidden_layers,
     }
@@ -301,6 +308,22 @@ def _latents(config: Any) -> dict[str, Any]:
     return said
 
 
+def _compressed(config: Any) -> dict[str, Any]:
+    """What a converter says of layers that attend to what is compressed."""
+    layers = config.num_hidden_layers
+    return {
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.compress_ratios": [config.compress_rates.get(kind, 0) for kind in config.layer_types],
+        "expert_gating_func": 4,
+        "expert_weights_norm": True,
+        "swiglu_clamp_exp": [config.swiglu_limit] * layers,
+        "swiglu_clamp_shexp": [config.swiglu_limit] * layers,
+        "hash_layer_count": config.mlp_layer_types.count("hash_moe"),
+        "rope.freq_base": config.rope_parameters["main"]["rope_theta"],
+        **_stretched(config.rope_parameters["compress"]),
+    }
+
+
 def _two_latents(config: Any) -> dict[str, Any]:
     """What a converter says of layers with latents of two widths."""
     windowed = [kind == "sliding_attention" for kind in config.layer_types]
@@ -324,7 +347,6 @@ def _ngrams(config: Any) -> dict[str, Any]:
     """What a converter says of several streams, of chosen blocks of keys, and of n-grams."""
     sizes = [53, 59, 61, 67]
     return {
-        "hyper_connection.count": config.hc_count,
         "hyper_connection.low_rank": config.hc_lowrank,
         "attention.compress_ratios": [
             config.indexer_compress_ratio if kind == "indexed_attention" else 0 for kind in config.layer_types

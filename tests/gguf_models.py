@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from gguf_kit import F32, Q4_0, Q8_0, Stored, interleaved, store, write_file
+from gguf_kit import F32, I32, Q4_0, Q8_0, Stored, interleaved, store, write_file
 from gguf_loaded import class_of
 from gguf_metadata import HYBRID, IN_TURNS, MULTIPLIERS, config_of, head_groups, metadata_of
 
@@ -86,6 +86,8 @@ def random_model(label: str) -> Any:
                 buffer.normal_(0, 0.1)
             if name.endswith("layer_multipliers"):
                 buffer.copy_(torch.tensor(MULTIPLIERS))
+            if name.endswith("tid2eid"):
+                buffer.copy_(torch.rand(len(buffer), 8).argsort(1)[:, :2])
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
     return model
@@ -154,13 +156,16 @@ def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind
     before = model.config.num_layers_per_stack if ".H_module." in name else 0  # layers of another stack
     found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)]
     found = found.replace(".N.", f".{int(_number(name) or 0) + before}.")
-    found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
+    alone = base.endswith("sinks") or architecture == "deepseek4"
+    found += ending[0] if ending else ".weight" if alone else ""
     if architecture in IN_TURNS and "linear_attn" in name and not name.endswith("norm.weight"):
         return {found: _in_turns(model.config, name, weight, kind)}
     if name.endswith("A_log"):
         return {found: store(torch.exp(weight)[:, None] if architecture == "bailingmoe3" else -torch.exp(weight))}
     if weight.dim() == 1 and architecture in _ADDED and _NORM.search(name) and "linear_attn" not in name:
         return {found: store(weight + 1)}
+    if architecture == "deepseek4" and not ending:
+        return {found: _kept(weight, I32 if name.endswith("tid2eid") else F32)}
     if architecture == "dots3note" and name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight")):
         return {found: store(weight * (model.config.hidden_size / len(weight)) ** 0.5)}
     if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ _UNUSED = ("rope_freqs.", "rope_factors_", "dense_2.", "dense_3.")  # tensors th
 _HEAD = "output."  # begins the names of tensors of a head
 _POOLER = "pooler."  # and of parameters behind hidden states, which no file has
 _LAYER = "blk."
+_OF_PICTURES = "exp_probs_b_vl."  # how experts are chosen for pictures
 _KEYS_AND_VALUES = ("attn_k.", "attn_k_norm.", "attn_v.")
 
 
@@ -48,9 +50,11 @@ def build_model(
     not unpacked; parameters are ``WeightStandIn`` of a ``QuantisedWeight`` in their place. Raises ``GgufError`` where
     the file and the configuration do not fit.
     """
+    dtype = dtype or stored_dtype(file)
     with _parameters_without_memory(), no_init_weights():
-        model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
+        model = kind.from_config(config, dtype=dtype, **options)
         route_experts(model, file.architecture)
+    _keep_precise(model, dtype)
     if packed:
         model.config._is_quantized = True  # as transformers' quantisers do: modules call others, and read no weights
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -69,10 +73,14 @@ def build_model(
 
 
 def stored_dtype(file: GgufFile) -> torch.dtype:
-    """The type of most bytes of weights if it is a plain one; float32 if they are packed."""
+    """The type of most bytes of weights if it is a plain one; float32 if they are packed. Tables of whole numbers are
+    no weights.
+    """
     sizes: Counter[torch.dtype | None] = Counter()
     for tensor in file.tensors.values():
-        sizes[PLAIN_TYPES.get(tensor.kind)] += tensor.data.numel()
+        dtype = PLAIN_TYPES.get(tensor.kind)
+        if dtype is None or dtype.is_floating_point:
+            sizes[dtype] += tensor.data.numel()
     return max(sizes, key=lambda each: sizes[each], default=None) or torch.float32
 
 
@@ -118,14 +126,24 @@ def _check(
 
 def _beside(name: str, config: Any) -> bool:
     """Whether a tensor may be left: factors of rotary positions, which are read elsewhere; layers for predicting
-    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one.
+    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one;
+    what is for pictures.
     """
     number, _, leaf = name.removeprefix(_LAYER).partition(".")
     if name.startswith(_UNUSED) or not (name.startswith(_LAYER) and number.isdigit()):
         return name.startswith(_UNUSED)
     layers = config.num_hidden_layers
     reads = int(number) >= layers - (getattr(config, "num_kv_shared_layers", None) or 0)
-    return int(number) >= layers or (reads and leaf.startswith(_KEYS_AND_VALUES))
+    return int(number) >= layers or leaf.startswith(_OF_PICTURES) or (reads and leaf.startswith(_KEYS_AND_VALUES))
+
+
+def _keep_precise(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters and buffers a type of their own that transformers does not load as ``dtype``."""
+    for part, own in model._get_dtype_plan(dtype).items():
+        pattern = re.compile(part.replace("*", ".*"))
+        for name, value in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
+            if value.is_floating_point() and pattern.search(name):
+                _set(model, name, nn.Parameter(value.to(own), False))
 
 
 def _set(model: Any, name: str, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scheduler.weights.gguf_compressed import read_bounded_experts, read_compressed_layers
 from scheduler.weights.gguf_experts import (
     check_normed_sigmoids,
     check_sigmoid,
@@ -282,6 +283,7 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "dbrx": (read_nested_parts,),
     "deepseek2": (read_latents, read_growing_latents, read_choice_of_groups, read_further_layers),
     "deepseek32": (read_latents, read_choice_of_groups, check_sigmoid, read_further_layers, read_indexers),
+    "deepseek4": (read_further_layers, read_compressed_layers, read_bounded_experts, read_indexers),
     "dots1": (read_window, check_sigmoid),
     "dots3note": (read_further_layers, read_two_latents, check_sigmoid, read_indexers),
     "ernie4_5-moe": (read_last_expert_layer,),

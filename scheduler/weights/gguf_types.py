@@ -94,6 +94,7 @@ _IQ4_XS = ScaleLayout(
 TYPES = {
     0: GgufType("F32", 1, 4, torch.float32),
     1: GgufType("F16", 1, 2, torch.float16),
+    26: GgufType("I32", 1, 4, torch.int32),
     30: GgufType("BF16", 1, 2, torch.bfloat16),
     2: _packed("Q4_0", 18, 4, 32, 8, (Field(2, 16, 4),), _ONE),
     3: _packed("Q4_1", 20, 4, 32, 0, (Field(4, 16, 4),), _TWO),

@@ -94,14 +94,15 @@ class Values:
         if rows is None and len(parts) > 1:
             return _interleave(owner, [all_values(part, like.dtype) for part in parts], -1)
         logarithm, less = name.endswith(".A_log"), self._adds_one(owner) and name.endswith(".weight")
-        dtype = torch.float32 if logarithm or less else like.dtype
+        scale = self._scale_behind(name)
+        dtype = torch.float32 if logarithm or less or scale else like.dtype
         value = all_values(parts[0], dtype) if rows is None else _order_rows(parts, rows, dtype)
         value = in_order(value, self._order.columns(name, parts))
         if logarithm:
             value = torch.log(value.abs())  # stored with either sign
         elif less:
             value = value - 1
-        elif scale := self._scale_behind(name):
+        elif scale:
             value = value / scale
         same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
         same |= like.dim() == 1 and value.numel() == like.numel()  # by groups

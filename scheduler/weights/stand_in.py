@@ -63,4 +63,5 @@ class WeightStandIn(torch.Tensor):
 
     def _dense(self) -> torch.Tensor:
         self.of.touched = True
-        return self.of.dense()
+        with torch.inference_mode(False), torch.no_grad():  # of an inference tensor torch cannot return a view
+            return self.of.dense()

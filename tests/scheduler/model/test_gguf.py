@@ -95,6 +95,7 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
         ("deepseek2", Q8_0),
         ("deepseek2 growing", Q8_0),
         ("deepseek32", Q8_0),
+        ("deepseek4", Q8_0),
         ("dots3note", Q8_0),
         ("glm-dsa", Q4_0),
         ("minicpm3", Q8_0),

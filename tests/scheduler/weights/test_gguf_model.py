@@ -38,6 +38,7 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
 # What no result depends on: of this configuration, or of all.
 _ELSEWHERE = {
     "qwen4exp": {"seed", "layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes"},
+    "deepseek4": {"ignore_keys_at_rope_validation"},
     "bailingmoe3": {"layer_group_size", "num_nextn_predict_layers", "q_lora_rank", "rope_theta"},
     "gemma3n": {"eos_token_id"},
     "gemma4": {"eos_token_id"},
@@ -73,6 +74,27 @@ def test_plain_weights_stay_as_they_are(kind: int, dtype: torch.dtype, tmp_path:
         if weight.dim() == 2:
             assert torch.equal(got.state_dict()[name].float(), weight), name
     torch.testing.assert_close(logits(read(path, torch.float32)), logits(want), rtol=1e-4, atol=1e-4)
+
+
+@quiet
+@pytest.mark.parametrize("label", ["llama", "glm4moe", "deepseek32"])
+def test_what_transformers_keeps_in_float32_has_its_type(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, BF16)
+    want.save_pretrained(tmp_path / "whole")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.bfloat16)
+    kinds = {name: value.dtype for name, value in whole.state_dict().items()}
+    assert {name: value.dtype for name, value in read(path).state_dict().items()} == kinds
+    assert set(kinds.values()) == {torch.bfloat16} | ({torch.float32} if label != "llama" else set())
+
+
+@quiet
+def test_streams_and_scores_stay_in_float32(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "deepseek4", Q8_0)
+    got = read(path, torch.bfloat16).state_dict()
+    kinds = {name: value.dtype for name, value in got.items()}
+    assert kinds["model.layers.1.attn_hc.fn"] is kinds["model.hc_head.hc_base"] is torch.float32
+    assert kinds["model.layers.1.mlp.gate.e_score_correction_bias"] is torch.float32
+    assert kinds["model.layers.1.self_attn.q_a_proj.weight"] is torch.bfloat16
 
 
 def test_four_bits(tmp_path: Path) -> None:

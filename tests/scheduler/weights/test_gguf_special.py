@@ -21,6 +21,7 @@ from transformers import (
 
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_model import stored_dtype
 from scheduler.weights.gguf_source import all_values
 
 
@@ -259,6 +260,9 @@ def test_latents_of_layers_with_a_window(tmp_path: Path) -> None:
         assert [getattr(got[number], name) for number in range(3)] == [
             getattr(config[number], name) for number in range(3)
         ]
+    norm = "model.layers.1.self_attn.kv_a_layernorm.weight"
+    rounded = want.state_dict()[norm].bfloat16()
+    assert torch.equal(read(path, torch.bfloat16).state_dict()[norm], rounded)
     for key, wrong, told in (
         ("attention.sliding_window_pattern", [True] * 3, "how wide the parts"),
         ("attention.sliding_window_pattern", 3, "of each layer whether it has a sliding window"),
@@ -268,6 +272,41 @@ def test_latents_of_layers_with_a_window(tmp_path: Path) -> None:
     ):
         with pytest.raises(GgufError, match=told):
             settings(rewritten(path, "dots3note", {}, **{f"dots3note.{key}": wrong}))
+
+
+def test_layers_that_attend_to_what_is_compressed(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "deepseek4", F32)
+
+    def config(**said: object) -> Any:
+        return settings(rewritten(path, "deepseek4", {}, **{f"deepseek4.{key}": value for key, value in said.items()}))
+
+    further: dict[str, object] = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.compress_ratios": [0, 4, 8, 4, 0],
+    }
+    assert config(**further).layer_types == want.config.layer_types
+    plain = config(**{"rope.scaling.type": "none", "attention.compress_ratios": [0, 4, 0, 4]})
+    assert plain.rope_parameters["compress"]["rope_type"] == "default"
+    assert plain.compress_rates == {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    assert stored_dtype(GgufFile(path)) is torch.float32
+    for wrong, told in (
+        ({"attention.compress_ratios": [0, 4, 8]}, "how the attention of its layers is compressed"),
+        ({"hyper_connection.count": None}, "how the attention of its layers is compressed"),
+        ({"attention.compress_ratios": [0, 4, 8, 2]}, "do not compress equally much"),
+        ({"expert_gating_func": 2}, "not normalised roots"),
+        ({"expert_weights_norm": False}, "not normalised roots"),
+        ({"swiglu_clamp_shexp": [0.5] * 4}, "one bound of what its experts multiply"),
+    ):
+        with pytest.raises(GgufError, match=told):
+            config(**wrong)
+
+
+@quiet
+def test_how_experts_are_chosen_for_pictures_is_left(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "deepseek4", F32)
+    got = read(rewritten(path, "deepseek4", {"blk.1.exp_probs_b_vl.bias": store(torch.ones(8))}))
+    torch.testing.assert_close(logits(got), logits(want), rtol=1e-4, atol=1e-4)
 
 
 def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
