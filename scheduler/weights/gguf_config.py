@@ -224,7 +224,6 @@ _SHOWN = {
     "attention_out_bias": "attn_output.bias",
     "use_qk_norm": "attn_q_norm.weight",
 }
-_OF_ROPES = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 _SCALES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -298,11 +297,14 @@ def _derive(file: GgufFile) -> Any:
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()
-    said = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default)
+    said, found = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default), dict[str, Any]()
     for special in SPECIAL.get(architecture, ()):
-        said |= special(file, keys, said)
-    if "rope_parameters" in said:  # these are complete
-        said = {name: value for name, value in said.items() if name not in _OF_ROPES}
+        found |= special(file, keys, said | found)
+    if "rope_parameters" in found:  # these are complete
+        said.pop("partial_rotary_factor", None)
+    said |= found
+    if "rope_parameters" in found:
+        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
     if keys.get("attention.sliding_window") and not said.get("sliding_window"):
         raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
     return CONFIG_MAPPING[kind](**said)

@@ -38,7 +38,6 @@ def test_an_architecture(label: str, tmp_path: Path) -> None:
 # What no result depends on: of this configuration, or of all.
 _ELSEWHERE = {
     "qwen4exp": {"seed", "layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes"},
-    "deepseek4": {"ignore_keys_at_rope_validation"},
     "bailingmoe3": {"layer_group_size", "num_nextn_predict_layers", "q_lora_rank", "rope_theta"},
     "gemma3n": {"eos_token_id"},
     "gemma4": {"eos_token_id"},
