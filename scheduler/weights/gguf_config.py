@@ -12,126 +12,13 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from scheduler.weights.gguf_architectures import ARCHITECTURES, kind_of
 from scheduler.weights.gguf_ends import read_ends
-from scheduler.weights.gguf_experts import chooses_by_sigmoid
 from scheduler.weights.gguf_file import GgufFile, largest
 from scheduler.weights.gguf_header import GgufError
-from scheduler.weights.gguf_hybrid import MULTIPLIED, has_rotary_positions, without_multipliers
+from scheduler.weights.gguf_hybrid import MULTIPLIED, without_multipliers
 from scheduler.weights.gguf_named import named_token
 from scheduler.weights.gguf_special import SPECIAL
-
-# What GGUF calls an architecture, and transformers' name of its configuration.
-ARCHITECTURES = {
-    "afmoe": "afmoe",
-    "apertus": "apertus",
-    "arcee": "arcee",
-    "baichuan": "llama",
-    "bitnet": "bitnet",
-    "bailingmoe3": "bailing_hybrid",
-    "bert": "bert",
-    "bloom": "bloom",
-    "chatglm": "glm",
-    "cohere2": "cohere2",
-    "cohere2moe": "cohere2_moe",
-    "command-r": "cohere",
-    "dbrx": "dbrx",
-    "deepseek2": "deepseek_v2",
-    "deepseek32": "deepseek_v32",
-    "deepseek4": "deepseek_v4",
-    "dots1": "dots1",
-    "dots3note": "dots3_note_text",
-    "ernie4_5": "ernie4_5",
-    "ernie4_5-moe": "ernie4_5_moe",
-    "exaone": "llama",  # the same by other names, as internlm2 is; minicpm is Granite
-    "exaone-moe": "exaone_moe",
-    "exaone4": "exaone4",
-    "falcon": "falcon",
-    "falcon-h1": "falcon_h1",
-    "gemma": "gemma",
-    "gemma-embedding": "gemma3_text",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "glm-dsa": "glm_moe_dsa",
-    "glm4": "glm4",
-    "glm4moe": "glm4_moe",
-    "gpt-oss": "gpt_oss",
-    "gpt2": "gpt2",
-    "gptneox": "gpt_neox",
-    "granite": "granite",
-    "granite_swa": "granite_swa",
-    "granitehybrid": "granitemoehybrid",
-    "granitemoe": "granitemoe",
-    "hrm_text": "hrm_text",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "hunyuan-moe": "hunyuan_v1_moe",
-    "hy_v3": "hy_v3",
-    "hunyuan_vl": "hunyuan_v1_dense",
-    "hy_v4": "hy_v4",
-    "internlm2": "llama",
-    "jais2": "jais2",
-    "jamba": "jamba",
-    "laguna": "laguna",
-    "kimi-linear": "kimi_linear",
-    "lfm2": "lfm2",
-    "lfm2moe": "lfm2_moe",
-    "llama": "llama",
-    "llama4": "llama4_text",
-    "mamba": "mamba",
-    "mamba2": "mamba2",
-    "mellum": "mellum",
-    "mimo2": "mimo_v2_flash",
-    "minicpm": "granite",
-    "minicpm3": "minicpm3",
-    "minimax-m2": "minimax_m2",
-    "minimax-m3": "minimax_m3_vl_text",
-    "mistral": "mistral",
-    "mistral3": "mistral",
-    "mpt": "mpt",
-    "mistral4": "mistral4",
-    "modern-bert": "modernbert",
-    "nemotron": "nemotron",
-    "nemotron_h": "nemotron_h",
-    "nemotron_h_moe": "nemotron_h",
-    "nomic-bert": "nomic_bert",
-    "olmo": "olmo",
-    "olmo2": "olmo2",
-    "olmoe": "olmoe",
-    "orion": "stablelm",
-    "paddleocr": "llama",
-    "phi2": "phi",
-    "phi3": "phi3",
-    "phimoe": "phimoe",
-    "qwen": "qwen2",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2_moe",
-    "qwen2vl": "qwen2",  # of models that see, the part that reads and writes text
-    "qwen3": "qwen3",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-    "qwen3moe": "qwen3_moe",
-    "qwen3next": "qwen3_next",
-    "qwen3vl": "qwen3",
-    "qwen3vlmoe": "qwen3_moe",
-    "qwen4exp": "qwen4_exp_text",
-    "seed_oss": "seed_oss",
-    "smollm3": "smollm3",
-    "stablelm": "stablelm",
-    "starcoder": "gpt_bigcode",
-    "starcoder2": "starcoder2",
-    "xverse": "llama",
-}
-_EXPERTS = {"granite_swa": "granitemoe_swa", "llama": "mixtral"}  # the same architecture with experts
-_SHARED = {"granitemoe": "granitemoeshared"}  # the same architecture with an expert that all tokens have
-_BY_SIGMOID = {"deepseek2": "deepseek_v3"}  # the same architecture whose scores of experts are sigmoids
-_WINDOWED = {"olmo2": "olmo3"}  # the same architecture some of whose layers have a sliding window
-_NORMED = {"mamba": "falcon_mamba"}  # the same architecture whose layers norm what they make of their inputs
-_TURNED = {"granitehybrid": "bamba"}  # the same architecture with rotary positions
-_BY_POSITION = {
-    "deepseek2": "mistral4",
-    "mistral3": "ministral3",
-}  # the same architecture whose queries grow with their positions
 
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
@@ -272,28 +159,8 @@ def _setting(ends: list[int]) -> Any:
 
 def _derive(file: GgufFile) -> Any:
     architecture = file.architecture
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise GgufError(
-            f"its architecture is not one of {known}; for another one that transformers has, put the model's own "
-            "config.json beside the file"
-        )
     keys = file.keys_of_architecture()
-    kind = ARCHITECTURES[architecture]
-    if keys.get("expert_count"):
-        kind = _EXPERTS.get(architecture, kind)
-    if keys.get("expert_shared_feed_forward_length"):
-        kind = _SHARED.get(architecture, kind)
-    if chooses_by_sigmoid(file, keys):
-        kind = _BY_SIGMOID.get(architecture, kind)
-    if keys.get("attention.sliding_window"):
-        kind = _WINDOWED.get(architecture, kind)
-    if keys.get("attention.temperature_scale"):
-        kind = _BY_POSITION.get(architecture, kind)
-    if keys.get("ssm.dt_b_c_rms"):
-        kind = _NORMED.get(architecture, kind)
-    if has_rotary_positions(keys):
-        kind = _TURNED.get(architecture, kind)
+    kind = kind_of(file, keys)
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
     default = CONFIG_MAPPING[kind]()

@@ -15,7 +15,8 @@ from gguf_models import written
 from gguf_shapes import MODELS
 from transformers import AutoModelForCausalLM
 
-from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
+from scheduler.weights.gguf_architectures import ARCHITECTURES
+from scheduler.weights.gguf_config import read_gguf_config
 from scheduler.weights.gguf_file import GgufFile
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_model import build_model, digested_settings, file_digest, stored_dtype
