@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import transformers
 from gguf_kit import F32, I32, Q4_0, Q8_0, Stored, interleaved, store, write_file
+from gguf_layers import MULTIPLIERS, head_groups
 from gguf_loaded import class_of
-from gguf_metadata import HYBRID, IN_TURNS, MULTIPLIERS, config_of, head_groups, metadata_of
+from gguf_metadata import HYBRID, IN_TURNS, config_of, metadata_of
 
 NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
 _PERMUTED = (
