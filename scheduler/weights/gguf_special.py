@@ -57,6 +57,7 @@ from scheduler.weights.gguf_windows import (
     read_which_windows,
     read_window,
 )
+from scheduler.weights.gguf_words import WORDS
 
 Special = Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]
 
@@ -84,12 +85,13 @@ def _read_both_ways(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any
 
 
 def _read_kinds_of_texts(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """How many kinds of texts have embeddings; no token ends a reply. Files of RoBERTa and its kin are of the same
-    architecture, have other tokenizers, and count positions otherwise.
+    """How many kinds of texts have embeddings; no token ends a reply. RoBERTa and its kin are of the same architecture
+    and are BERT with other vocabularies: their files leave out the positions that stand for padding.
     """
     kinds = file.tensors.get("token_types.weight")
-    if kinds is None or file.metadata.get("tokenizer.ggml.model") != "bert":
-        raise GgufError("it is no model with the vocabulary of BERT, which is what is read of its architecture")
+    words = file.metadata.get("tokenizer.ggml.model") == WORDS
+    if kinds is None or not (words or file.metadata.get("tokenizer.ggml.add_bos_token")):
+        raise GgufError("the file does not say of what kinds texts are, or what stands before them")
     return {"type_vocab_size": kinds.shape[0], "eos_token_id": None}
 
 

@@ -17,7 +17,7 @@ from scheduler.weights.gguf_header import GgufError, read_metadata
 from scheduler.weights.gguf_named import damage_told, named_token
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_splits import begins_texts, ignores_merges, split_expressions
-from scheduler.weights.gguf_words import WORDS, ends_of_texts, of_words
+from scheduler.weights.gguf_words import WORDS, ends_of_texts, is_of_encoder, of_unigrams, of_words
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _VOCABULARY_OF = {"gemma3n": "gemma3"}  # the architecture by whose name transformers knows a vocabulary's spelling
@@ -70,6 +70,8 @@ def _convert(metadata: dict[str, Any]) -> Any:
     if described.get("tokenizer_type") == WORDS:
         settings |= ends_of_texts(metadata, special)
         backend = of_words(metadata, special)
+    elif is_of_encoder(metadata):
+        backend = of_unigrams(metadata)
     else:
         backend = _by_bytes(described, splits) if by_bytes else _of_pieces(metadata, described, special)
     _add_special(backend, metadata, special)

@@ -1,4 +1,6 @@
-"""The tokenizer of a GGUF file with the vocabulary of BERT: words, and pieces that continue a word. Needs no torch."""
+"""The tokenizers of encoders in GGUF files. That of BERT has words, and pieces that continue a word; that of
+XLM-RoBERTa has pieces with scores. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any
 
 from scheduler.weights.gguf_header import GgufError
 
-WORDS = "bert"  # what files call such a tokenizer
+WORDS, _UNIGRAMS = "bert", "t5"  # what files call such tokenizers
+_ARCHITECTURE = "bert"
 _SPACE, _CONTINUES = "\u2581", "##"
 _ENDS = {
     "bos_token": ("bos", "cls"),
@@ -33,6 +36,28 @@ def of_words(metadata: Mapping[str, Any], special: Collection[int]) -> Any:
     backend.normalizer = normalizers.BertNormalizer(lowercase=_lowers(metadata, special), strip_accents=stripped)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(_CONTINUES)
+    return backend
+
+
+def is_of_encoder(metadata: Mapping[str, Any]) -> bool:
+    """Whether a vocabulary of pieces with scores is that of an encoder, and not T5's."""
+    architecture, kind = metadata.get("general.architecture"), metadata.get("tokenizer.ggml.model")
+    return architecture == _ARCHITECTURE and kind == _UNIGRAMS
+
+
+def of_unigrams(metadata: Mapping[str, Any]) -> Any:
+    """The tokenizer of XLM-RoBERTa without its special tokens."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces = zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True)
+    backend = Tokenizer(models.Unigram([*pieces], unk_id=metadata["tokenizer.ggml.unknown_token_id"]))
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap:
+        backend.normalizer = normalizers.Precompiled(bytes(charsmap))
+    scheme = "always" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "never"
+    spaces = pre_tokenizers.Metaspace(_SPACE, scheme)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
+    backend.decoder = decoders.Metaspace(_SPACE, scheme)
     return backend
 
 

@@ -1,14 +1,16 @@
-"""The tokenizer of a GGUF file with the vocabulary of BERT: the tokens of transformers' own."""
+"""The tokenizers of encoders in GGUF files: the tokens of transformers' own."""
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf_kit import write_file
 from gguf_words_kit import WORDS, word_tokens
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast, XLMRobertaTokenizer
 
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
@@ -56,3 +58,49 @@ def test_a_vocabulary_without_the_tokens_that_are_needed(tmp_path: Path) -> None
             unsaid["tokenizer.ggml.bos_token_id"] = None
         with pytest.raises(GgufError, match=told):
             tokenizer_of(tmp_path / "x.gguf", **unsaid)
+
+
+MARKS = ["<s>", "<pad>", "</s>", "<unk>"]
+PIECES = [*MARKS, "\u2581", "\u2581the", "\u2581moon", "s", "\u2581far", "a", "r", "A", "!", "<mask>"]
+SCORES = [0.0] * 4 + [-3.0, -2.0, -2.5, -4.0, -3.5, -5.0, -5.5, -6.0, -6.5, 0.0]
+
+
+# A map of characters as SentencePiece stores it, of which one makes an A of U+FF21.
+CHARSMAP = zlib.decompress(
+    base64.b64decode(
+        "eNod0lWUlgUUBdBvDSxSugSkuxulpEu6G+lGUkRUujsklRhA6Q4FBunu7m6JMUBABnT/nLX2y3m5D/cE0YMg+DVaEBkVFkQMDgvC"
+        "0wShDA7VMYlBbGIRlzjE4wMSEJ9EJCQJiUlGUlKQnJR8SGpSETrxEelISwbSk4mMZCEz2chKDrKTi5zkITf5yEsB8lOIghShMB9T"
+        "lGJ8QgmKU4qSlOZTylKG8pSjIhWoTCWqUoVqfEYNqlOLmtShNvWoSwPq04iGNKExzWhKC5rzOS1pTSva0ob2tKMjHehMJ7rShe50"
+        "owdf0Iue9KE3X9KXr+jH1/TnGwbwHd8yiIEMCT2cYQxlBMMZxUjGMJpxjGUC45nERKYwmWlMZTrfM5MZzGYWPzCHufzIfOYRzgIW"
+        "sZCfWMwSfmYZS1nBclaxkjWsZh1r2cB6NrGRX9jMltDE2cZWthPBDn5jFzvZw272sZcD7OcQBznCYY5xlBMc5xQnOcNpznGWC5zn"
+        "Ehe5wmWucZUbXOcWN7nDbe5xlwfc5xEPeczvPOUJkTzjT/7gb/7iBc95yT+85hVv+Je3RPEf797v/38TI4Tf"
+    )
+)
+
+
+def pieces(**said: object) -> dict[str, object]:
+    """Metadata of a tokenizer of XLM-RoBERTa."""
+    marks = {"bos": 0, "eos": 2, "unknown": 3, "padding": 1, "mask": 13}
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": PIECES,
+        "tokenizer.ggml.scores": SCORES,
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, *[1] * 9, 3],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+        "tokenizer.ggml.normalizer.lowercase": None,
+        **{f"tokenizer.ggml.{name}_token_id": number for name, number in marks.items()},
+        **said,
+    }
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_pieces_with_scores(before: bool, tmp_path: Path) -> None:
+    said = {"tokenizer.ggml.precompiled_charsmap": [*CHARSMAP], "tokenizer.ggml.add_space_prefix": before}
+    mine = tokenizer_of(tmp_path / "x.gguf", **pieces(**said))
+    scored = [*zip(PIECES, SCORES, strict=True)]
+    theirs = XLMRobertaTokenizer(vocab=scored, add_prefix_space=before, _spm_precompiled_charsmap=CHARSMAP)
+    for text in ("the moons  far!", " \uff21 far\n", "<mask> the", ""):
+        assert mine.encode(text) == theirs.encode(text), text
+    assert mine.encode("\uff21")[-2:] == [11, 2]
