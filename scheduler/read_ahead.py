@@ -15,7 +15,7 @@ from threading import Thread
 
 from scheduler import tile_space
 from scheduler.weights import known_files
-from scheduler.weights.gguf_header import GgufError, split_names
+from scheduler.weights.gguf.header import GgufError, split_names
 
 _MEMORY = Path("/proc/meminfo")
 _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14

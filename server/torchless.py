@@ -5,7 +5,7 @@ in Python, and `warmturn doctor`, which has no engine.
 
 transformers takes torch for not installed here. The few files that it reads with torch's help are read once by a
 process of its own (``python -m server.torchless MODEL FOLDER``), which saves the tokenizer as plain files; so are GGUF
-files, by the engine's reader (``python -m scheduler.weights.gguf_tokenizer FILE FOLDER``).
+files, by the engine's reader (``python -m scheduler.weights.gguf.tokenizer FILE FOLDER``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def without_torch() -> None:
 def read_tokenizer(model: str) -> Any:
     """The tokenizer of a hub id, folder or GGUF file. Raises what transformers raises."""
     if Path(model).suffix == ".gguf":
-        return _convert(model, "scheduler.weights.gguf_tokenizer")
+        return _convert(model, "scheduler.weights.gguf.tokenizer")
     if sys.modules.get("torch", True) is not None:
         return _read(model)
     advised = os.environ.get(ADVICE)

@@ -11,9 +11,9 @@ from packed_models import FP8, NF4, integers, mxfp4, nf4, torchao, torchao_int4,
 from packed_models import fp8 as fp8_of
 
 from scheduler.accel.gpu.device_weight import DeviceWeight
-from scheduler.weights.gguf_file import GgufTensor
-from scheduler.weights.gguf_source import GgufSource
-from scheduler.weights.gguf_types import TYPES
+from scheduler.weights.gguf.file import GgufTensor
+from scheduler.weights.gguf.source import GgufSource
+from scheduler.weights.gguf.types import TYPES
 from scheduler.weights.packed_formats import format_of
 from scheduler.weights.packed_source import PackedSource
 from scheduler.weights.quantised_weight import QuantisedWeight

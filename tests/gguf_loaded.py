@@ -11,9 +11,9 @@ from gguf_kit import Stored, write_file
 from gguf_metadata import metadata_of
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from scheduler.weights.gguf_config import read_gguf_config
-from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_model import build_model
+from scheduler.weights.gguf.config import read_gguf_config
+from scheduler.weights.gguf.file import GgufFile
+from scheduler.weights.gguf.model import build_model
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
 quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels

@@ -1,6 +1,6 @@
 """Tiny random models of many architectures as GGUF files, as llama.cpp's converter would write them.
 
-``scheduler/weights/gguf_names.json`` has the names that the ``gguf`` package gives to the parameters of each of them.
+``scheduler/weights/gguf/names.json`` has the names that the ``gguf`` package gives to the parameters of each of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gguf_layers import MULTIPLIERS, head_groups
 from gguf_loaded import class_of
 from gguf_metadata import HYBRID, IN_TURNS, config_of, metadata_of
 
-NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
+NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf/names.json").read_text())
 _PERMUTED = (
     "llama",
     "arcee",

@@ -25,8 +25,8 @@ from scheduler.model import gguf, load_errors
 from scheduler.model.packed_checkpoint import PackedCheckpoint, library_keeps_packed
 from scheduler.model.weights import AllOperators, digest
 from scheduler.parallel import division
-from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
+from scheduler.weights.gguf.path import find_file
+from scheduler.weights.gguf.tokenizer import read_gguf_tokenizer
 from scheduler.weights.packed_format import NotOurs
 from scheduler.weights.tekken_tokenizer import read_usual
 

@@ -16,11 +16,11 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 
 from scheduler.accel.gpu.quantised_modules import move_packed
-from scheduler.weights.gguf_architectures import ARCHITECTURES
-from scheduler.weights.gguf_config import read_gguf_config
-from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_header import read_metadata
-from scheduler.weights.gguf_model import build_model, digested_settings, file_digest
+from scheduler.weights.gguf.architectures import ARCHITECTURES
+from scheduler.weights.gguf.config import read_gguf_config
+from scheduler.weights.gguf.file import GgufFile
+from scheduler.weights.gguf.header import read_metadata
+from scheduler.weights.gguf.model import build_model, digested_settings, file_digest
 from scheduler.weights.known_files import digest_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 from transformers.utils import cached_file
 
-from scheduler.weights.gguf_header import GgufError, read_metadata
+from scheduler.weights.gguf.header import GgufError, read_metadata
 
 CARDS = ("README.md", "MODEL_CARD.md")
 MOST = 100  # characters of a name

@@ -49,7 +49,7 @@ from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
-from scheduler.weights.gguf_header import forget_headers
+from scheduler.weights.gguf.header import forget_headers
 
 log = logging.getLogger("warmturn.engine")
 _GPU_FILE = Path("/proc/driver/nvidia/version")  # of the kernel's driver

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from scheduler.pooling.recipe import BadRecipe, ModuleSource, pooling_modes
-from scheduler.weights.gguf_file import GgufFile
-from scheduler.weights.gguf_source import all_values
+from scheduler.weights.gguf.file import GgufFile
+from scheduler.weights.gguf.source import all_values
 
 TINY = 1e-9  # in place of a sum of no weights
 TANH = "torch.nn.modules.activation.Tanh"  # of dense layers that name no activation

@@ -30,8 +30,8 @@ from scheduler.pooling.pooler import Pooler, VectorHead
 from scheduler.pooling.recipe import BadRecipe, PoolingRecipe
 from scheduler.pooling_messages import PoolInput
 from scheduler.protocol import Loading, TokenizerRead, pack_ids
-from scheduler.weights.gguf_header import forget_headers
-from scheduler.weights.gguf_path import find_file
+from scheduler.weights.gguf.header import forget_headers
+from scheduler.weights.gguf.path import find_file
 
 log = logging.getLogger("warmturn.engine")
 

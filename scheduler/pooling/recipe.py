@@ -13,8 +13,8 @@ from transformers.utils import cached_file
 
 from scheduler.gguf_pooling import dense_layers, pooling_of
 from scheduler.model_task import MODULES, Task, kinds_of, read_json, task_of
-from scheduler.weights.gguf_header import GgufError, read_metadata
-from scheduler.weights.gguf_path import find_file
+from scheduler.weights.gguf.header import GgufError, read_metadata
+from scheduler.weights.gguf.path import find_file
 
 BODY = "Transformer"  # the first module: the model of transformers itself
 SAID = "config_sentence_transformers.json"

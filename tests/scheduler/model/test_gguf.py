@@ -19,7 +19,7 @@ from scheduler.accel.gpu.device_weight import device_weight_of
 from scheduler.accel.gpu.quantised_modules import move_packed
 from scheduler.model import gguf
 from scheduler.model.loader import fingerprint
-from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
+from scheduler.weights.gguf.tokenizer import read_gguf_tokenizer
 from server import torchless
 
 DEMO = Path(__file__).resolve().parents[3] / "server" / "demo"

@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from scheduler.weights.gguf_file import GgufTensor
-from scheduler.weights.gguf_source import GgufSource
-from scheduler.weights.gguf_types import TYPES
+from scheduler.weights.gguf.file import GgufTensor
+from scheduler.weights.gguf.source import GgufSource
+from scheduler.weights.gguf.types import TYPES
 from scheduler.weights.joined_source import JoinedSource
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import unpack

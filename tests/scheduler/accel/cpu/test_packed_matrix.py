@@ -19,9 +19,9 @@ from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.program import product
 from scheduler.accel.cpu.real_form import RealForm
 from scheduler.weights.code_layout import ONE_TO_A_BYTE
-from scheduler.weights.gguf_file import GgufTensor
-from scheduler.weights.gguf_source import GgufSource
-from scheduler.weights.gguf_types import TYPES
+from scheduler.weights.gguf.file import GgufTensor
+from scheduler.weights.gguf.source import GgufSource
+from scheduler.weights.gguf.types import TYPES
 from scheduler.weights.joined_source import JoinedSource
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.widened_source import widen

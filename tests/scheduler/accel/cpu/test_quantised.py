@@ -19,7 +19,7 @@ from scheduler.accel.cpu import quantised as module_under_test
 from scheduler.accel.cpu.experts import PackedExperts, pack_experts
 from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.quantised import QuantisedModule, is_linear, keep_packed
-from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf.file import GgufFile
 from scheduler.weights.quantised_weight import quantised_weight_of
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])

@@ -1,0 +1,164 @@
+"""Settings of single architectures in GGUF files, and files that do not say them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_kit import F32, Q8_0, Stored, store, write_file
+from gguf_loaded import logits, quiet, read, rewritten, settings
+from gguf_metadata import metadata_of
+from gguf_models import written
+
+from scheduler.weights.gguf.file import GgufFile
+from scheduler.weights.gguf.header import GgufError
+from scheduler.weights.gguf.source import all_values
+
+
+def test_queries_that_grow_with_positions_that_are_not_stretched(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mistral3", Q8_0)
+    damaged = rewritten(path, "mistral3", {}, **{"mistral3.rope.scaling.type": "none"})
+    with pytest.raises(GgufError, match="how its rotary positions are stretched"):
+        settings(damaged)
+
+
+def test_numbers_of_activations_are_weights(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "apertus", Q8_0)
+    file = GgufFile(path)
+    said = dict(file.metadata)
+    tensors = {
+        each.name: store(all_values(each, torch.float32)) for each in file.tensors.values() if "xielu" not in each.name
+    }
+    got = read(path)
+    for mine, theirs in zip(got.model.layers, want.model.layers, strict=True):
+        assert all(
+            torch.equal(x, y)
+            for x, y in zip(mine.mlp.act_fn.state_dict().values(), theirs.mlp.act_fn.state_dict().values(), strict=True)
+        )
+    other = {**said, "xielu.beta": [0.25, 0.75]}
+    changed = read(write_file(tmp_path / "y.gguf", other, tensors))
+    assert [float(layer.mlp.act_fn.beta) for layer in changed.model.layers] == [0.25, 0.75]
+    for wrong, told in (
+        ([0.5], "does not have the numbers of the activation"),
+        (["a", "b"], "is not a list of numbers"),
+    ):
+        path = write_file(tmp_path / "z.gguf", {**said, "xielu.beta": wrong}, tensors)
+        with pytest.raises(GgufError, match=told):
+            read(path)
+
+
+def test_scales_that_older_files_of_minicpm_do_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "minicpm", Q8_0)
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    said = {key: value for key, value in metadata_of("minicpm").items() if not key.endswith("_scale")}
+    older = write_file(tmp_path / "y.gguf", said, tensors)
+    config = settings(older)
+    assert (config.embedding_multiplier, config.logits_scaling) == (12.0, 0.25)
+    assert config.residual_multiplier == pytest.approx(1.4 / 2**0.5)
+    routed = rewritten(path, "minicpm", {}, **{"minicpm.expert_count": 4})
+    with pytest.raises(GgufError, match="no model of its architecture with experts"):
+        settings(routed)
+
+
+def test_what_is_added_in_norms_by_its_other_name(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "exaone", Q8_0)
+    tensors = {each.name: store(all_values(each, torch.float32)) for each in GgufFile(path).tensors.values()}
+    said = {key: value for key, value in metadata_of("exaone").items() if "epsilon" not in key}
+    other = write_file(tmp_path / "y.gguf", {**said, "exaone.attention.layer_norm_epsilon": 0.5}, tensors)
+    assert settings(other).rms_norm_eps == 0.5
+
+
+@quiet
+def test_rotary_positions_of_long_contexts_that_are_multiplied(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "phimoe", Q8_0)
+    assert settings(path).rope_parameters == {"rope_type": "default", "rope_theta": 1_000_000.0}
+    factors = {
+        f"rope_factors_{name}.weight": store(torch.full((8,), by)) for name, by in (("short", 1.5), ("long", 3.0))
+    }
+    said = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    got = read(rewritten(path, "phimoe", {**factors}, **{f"phimoe.{key}": value for key, value in said.items()}))
+    config = want.config.to_dict() | {"original_max_position_embeddings": 32}
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1_000_000.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.5] * 8,
+        "long_factor": [3.0] * 8,
+        "short_mscale": 1.243163121016122,
+        "long_mscale": 1.243163121016122,
+    }
+    longer = type(want)(type(want.config)(**config)).eval()
+    longer.load_state_dict(want.state_dict())
+    torch.testing.assert_close(logits(got), logits(longer), rtol=1e-4, atol=1e-4)
+    assert (logits(got) - logits(want)).abs().max() > 1e-2
+    without = rewritten(path, "phimoe", {"output.bias": None})
+    assert settings(path).lm_head_bias
+    assert not settings(without).lm_head_bias
+
+
+def test_the_activation_of_a_model_of_20_billion_weights_is_rougher(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "gptneox", Q8_0)
+    large = {"gptneox.block_count": 44, "gptneox.embedding_length": 6144}
+    assert settings(path).hidden_act == "gelu"
+    assert settings(rewritten(path, "gptneox", {}, **large)).hidden_act == "gelu_fast"
+
+
+def test_attention_that_does_not_depend_on_distances(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "mpt", Q8_0)
+    assert settings(rewritten(path, "mpt", {}, **{"mpt.attention.clamp_kqv": None})).attn_config.clip_qkv is None
+    for slopes in (None, 0.0):
+        other = rewritten(path, "mpt", {}, **{"mpt.attention.max_alibi_bias": slopes})
+        with pytest.raises(GgufError, match="its attention does not depend on distances"):
+            settings(other)
+
+
+def test_activations_of_ternary_models_that_the_file_does_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "bitnet", Q8_0)
+    assert settings(rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": None})).hidden_act == "silu"
+    other = rewritten(path, "bitnet", {}, **{"bitnet.rope.freq_base": 500000.0})
+    with pytest.raises(GgufError, match="which activation its layers have"):
+        settings(other)
+
+
+def test_rotary_positions_are_not_always_stretched(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "hunyuan_vl", Q8_0)
+    assert settings(path).rope_parameters["rope_theta"] == pytest.approx(want.config.rope_parameters["rope_theta"])
+    plain = settings(rewritten(path, "hunyuan_vl", {}, **{"hunyuan_vl.rope.scaling.alpha": None}))
+    assert plain.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    twice = {"hunyuan_vl.rope.scaling.type": "linear", "hunyuan_vl.rope.scaling.factor": 2.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **twice)).rope_parameters["rope_type"] == "linear"
+    once = {**twice, "hunyuan_vl.rope.scaling.factor": 1.0}
+    assert settings(rewritten(path, "hunyuan_vl", {}, **once)).rope_parameters["rope_type"] == "default"
+
+
+def test_rows_are_in_halves_where_positions_have_several_numbers(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "glm4", F32)
+    sections = {"glm4.rope.dimension_sections": [2, 1, 1, 0]}
+    change: dict[str, Stored | None] = {}
+    for name, tensor in GgufFile(path).tensors.items():
+        if "attn_q." in name or "attn_k." in name:
+            heads = all_values(tensor, torch.float32).view(-1, 16, *tensor.shape[1:])
+            change[name] = store(torch.cat([heads[:, :8:2], heads[:, 1:8:2], heads[:, 8:]], 1).flatten(0, 1))
+    assert torch.equal(logits(read(rewritten(path, "glm4", change, **sections))), logits(read(path)))
+    damaged = rewritten(path, "glm4", change, **sections, **{"glm4.rope.dimension_count": 7})
+    with pytest.raises(GgufError, match="are not pairs of rows"):
+        read(damaged)
+
+
+def test_a_layer_that_predicts_further_tokens_is_none_of_the_model(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "glm4", F32)
+    further = {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}
+    got = read(rewritten(path, "glm4", {"blk.2.attn_norm.weight": store(torch.ones(64))}, **further))
+    assert torch.equal(logits(got), logits(want))
+
+
+def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "baichuan", Q8_0)
+    with pytest.raises(GgufError, match="its attention depends on distances"):
+        settings(rewritten(path, "baichuan", {}, **{"baichuan.block_count": 40}))
+    for label in ("baichuan", "xverse"):
+        path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+        grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
+        with pytest.raises(GgufError, match="the rows of its keys"):
+            settings(grouped)
