@@ -120,7 +120,7 @@ def _says(key: str) -> Callable[[GgufFile, Mapping[str, Any]], bool]:
 
 # Of some architectures files with something more are another of transformers' models. The last of these that is there
 # decides.
-_VARIANTS: tuple[tuple[Callable[[GgufFile, Mapping[str, Any]], bool], dict[str, str]], ...] = (
+VARIANTS: tuple[tuple[Callable[[GgufFile, Mapping[str, Any]], bool], dict[str, str]], ...] = (
     (_says("expert_count"), {"granite_swa": "granitemoe_swa", "llama": "mixtral"}),
     (_says("expert_shared_feed_forward_length"), {"granitemoe": "granitemoeshared"}),
     (chooses_by_sigmoid, {"deepseek2": "deepseek_v3"}),
@@ -142,5 +142,5 @@ def kind_of(file: GgufFile, keys: Mapping[str, Any]) -> str:
             f"its architecture is not one of {known}; for another one that transformers has, put the model's own "
             "config.json beside the file"
         )
-    kinds = [others[architecture] for there, others in _VARIANTS if architecture in others and there(file, keys)]
+    kinds = [others[architecture] for there, others in VARIANTS if architecture in others and there(file, keys)]
     return kinds[-1] if kinds else ARCHITECTURES[architecture]
