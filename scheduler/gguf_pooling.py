@@ -9,7 +9,7 @@ from scheduler.gguf_reader import GgufError
 
 _MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # GGUF's numbers; 0: hidden states are not pooled
 _BOTH_WAYS = ("bert", "gemma-embedding", "modern-bert", "nomic-bert")  # architectures whose models' attention is so too
-_DENSE = {"gemma-embedding": ("dense_2", "dense_3")}  # layers behind the pooling that all models of these have
+DENSE = {"gemma-embedding": ("dense_2", "dense_3")}  # layers behind the pooling that all models of these have
 
 
 def pooling_of(metadata: Mapping[str, Any]) -> str | None:
@@ -18,11 +18,14 @@ def pooling_of(metadata: Mapping[str, Any]) -> str | None:
     """
     architecture = metadata.get("general.architecture")
     kind = metadata.get(f"{architecture}.pooling_type")
+    both_ways = architecture in _BOTH_WAYS or metadata.get(f"{architecture}.attention.causal") is False
+    if not kind and both_ways:
+        raise GgufError("its attention looks both ways, and the file does not say how it pools")
     if not kind:
         return None
     if not isinstance(kind, int) or kind not in _MODES:
         raise GgufError("it pools for scores of texts, or in another way that is not known")
-    if metadata.get(f"{architecture}.attention.causal") is False and architecture not in _BOTH_WAYS:
+    if both_ways and architecture not in _BOTH_WAYS:
         raise GgufError("its attention looks both ways, which that of transformers' model does not")
     return _MODES[kind]
 
@@ -33,7 +36,7 @@ def dense_layers(metadata: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """
     architecture = metadata.get("general.architecture")
     found: dict[str, tuple[int, int]] = {}
-    for name in _DENSE.get(str(architecture), ()):
+    for name in DENSE.get(str(architecture), ()):
         into, out = (metadata.get(f"{architecture}.{name}_feat_{end}") for end in ("in", "out"))
         if not isinstance(into, int) or not isinstance(out, int):
             raise GgufError("the file does not have the dense layers behind its pooling")

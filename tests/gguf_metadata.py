@@ -239,7 +239,7 @@ def metadata_of(label: str) -> dict[str, Any]:
         said |= stretched(config.rope_parameters["full_attention"])
         said["rope.scaling.attn_factor"] = config.rope_parameters["full_attention"]["attention_factor"]
     if architecture == "gemma-embedding":  # of tokens on both sides
-        said["attention.sliding_window"] = 2 * (config.sliding_window - 1)
+        said |= {"attention.sliding_window": 2 * (config.sliding_window - 1), "pooling_type": 1}
     if architecture == "gemma3n":
         said |= streams(config)
     if architecture in ("kimi-linear", "bailingmoe3"):

@@ -3,7 +3,7 @@ wants them.
 
 Owns: which architectures are read, what their metadata and tensors are called, and in which order rows are stored.
 
-May import: what ``scheduler.weights`` may, and its forms of packed weights.
+May import: what ``scheduler.weights`` may, ``scheduler.gguf_pooling``, and its forms of packed weights.
 
 Never knows: other checkpoints, how packed weights are multiplied, sessions, steps.
 """

@@ -12,14 +12,17 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from scheduler.gguf_pooling import pooling_of
 from scheduler.weights.gguf.architectures import ARCHITECTURES, kind_of
 from scheduler.weights.gguf.ends import read_ends
 from scheduler.weights.gguf.file import GgufFile, largest
 from scheduler.weights.gguf.header import GgufError
 from scheduler.weights.gguf.hybrid import MULTIPLIED, without_multipliers
-from scheduler.weights.gguf.named import named_token
+from scheduler.weights.gguf.named import damage_told, named_token
+from scheduler.weights.gguf.needed import check_needed, check_ropes, check_windows
 from scheduler.weights.gguf.special import SPECIAL
 
+_SIZES = ("block_count", "embedding_length")
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
@@ -120,6 +123,7 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     generation_config.json beside the file takes their place. Raises ``GgufError`` where there is none for its
     architecture.
     """
+    pooling_of(file.metadata)  # whatever the model is for, a file that does not say it is refused
     own = _read_own(path.parent, file)
     config = own or _derive(file)
     text = config.get_text_config(decoder=True)
@@ -157,12 +161,16 @@ def _setting(ends: list[int]) -> Any:
     return found[0] if len(found) == 1 else found or None
 
 
+@damage_told("the file does not say, or says wrongly, how its model is built")
 def _derive(file: GgufFile) -> Any:
     architecture = file.architecture
     keys = file.keys_of_architecture()
     kind = kind_of(file, keys)
+    if any(not isinstance(keys.get(key), int) or keys[key] < 1 for key in _SIZES):
+        raise GgufError("the file does not say how many layers its model has, or how wide they are")
     if kind not in CONFIG_MAPPING:
         raise GgufError("transformers has no model of its architecture")
+    check_needed(architecture, keys)
     default = CONFIG_MAPPING[kind]()
     said, found = _read_named(keys, default) | _tokens(file, default) | _rope(file, keys, default), dict[str, Any]()
     for special in SPECIAL.get(architecture, ()):
@@ -172,9 +180,10 @@ def _derive(file: GgufFile) -> Any:
     said |= found
     if "rope_parameters" in found:
         said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
-    if keys.get("attention.sliding_window") and not said.get("sliding_window"):
-        raise GgufError("it has a sliding window, which transformers' model of its architecture has not")
-    return CONFIG_MAPPING[kind](**said)
+    config = CONFIG_MAPPING[kind](**said)
+    check_windows(keys, said, config)
+    check_ropes(keys, config)
+    return config
 
 
 def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
@@ -186,6 +195,9 @@ def _read_named(keys: Mapping[str, Any], default: Any) -> dict[str, Any]:
             said[name] = largest(keys[key])
     if said.get("sliding_window") == 0:
         said["sliding_window"] = None
+    scale = next((name for name in _KEYS["expert_weights_scale"] if _settable(default, name)), None)
+    if scale is not None and keys.get("expert_count"):
+        said.setdefault(scale, 1.0)  # as in llama.cpp, where the file does not say it
     if "attention.key_length" in keys and not hasattr(type(default), "head_dim"):
         said.setdefault("head_dim", keys["attention.key_length"])  # a setting that a configuration need not have
     return said
@@ -229,7 +241,9 @@ def _rope(file: GgufFile, keys: Mapping[str, Any], default: Any) -> dict[str, An
     usual = (default.rope_parameters or {}).get("partial_rotary_factor", 1.0)
     if turned and head and "attention.kv_lora_rank" not in keys and turned / head != usual:
         said["partial_rotary_factor"] = turned / head
-    form = _SCALES.get(keys.get("rope.scaling.type", "none"), "default")
+    form = _SCALES.get(keys.get("rope.scaling.type", "none"))
+    if form is None:
+        raise GgufError("its rotary positions are stretched in a way that is not known")
     if form != "default" and not (form == "linear" and keys.get("rope.scaling.factor") == 1):
         said["rope_scaling"] = _read_stretching(file, keys, form)
     return said

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler.weights.gguf.file import GgufFile
 from scheduler.weights.gguf.header import GgufError
 
-_SOFTMAX, _SIGMOID = 1, 2  # GGUF's numbers of functions of experts' scores
-_SCORES: dict[Any, str] = {_SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
+SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of functions of experts' scores
+_SCORES: dict[Any, str] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 def chooses_by_sigmoid(file: GgufFile, keys: Mapping[str, Any]) -> bool:
     """Whether scores of experts are sigmoids: as the file says, and if it does not, where they are corrected."""
     said = keys.get("expert_gating_func")
     if said is not None:
-        return bool(said == _SIGMOID)
+        return bool(said == SIGMOID)
     return any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
 
 
@@ -103,7 +103,7 @@ def read_choice_of_groups(file: GgufFile, keys: Mapping[str, Any], said: dict[st
 
 def check_softmax(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Transformers' model has no other scores of experts; whether they are normalised is said where they are."""
-    if keys.get("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+    if keys.get("expert_gating_func", SOFTMAX) != SOFTMAX:
         raise GgufError("the scores of its experts are not by softmax, which those of transformers' model are")
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
@@ -115,6 +115,17 @@ def check_sigmoid(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
     return {"norm_topk_prob": keys.get("expert_weights_norm", False)}
 
 
+def check_scores(number: int) -> Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], dict[str, Any]]:
+    """A function that gives nothing: transformers' model has no other scores of experts than those of GGUF's number."""
+
+    def check(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+        if keys.get("expert_gating_func", number) != number:
+            raise GgufError(f"the scores of its experts are not the {_SCORES[number]} of transformers' model")
+        return {}
+
+    return check
+
+
 def check_unclamped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """Nothing: what transformers' model multiplies in multilayer perceptrons has no bounds."""
     if any(any(keys.get(f"swiglu_clamp_{kind}") or ()) for kind in ("exp", "shexp")):
@@ -124,7 +135,7 @@ def check_unclamped(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any
 
 def check_normed(keys: Mapping[str, Any]) -> None:
     """Raise ``GgufError`` unless scores of experts are normalised sigmoids."""
-    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID or not keys.get("expert_weights_norm"):
+    if keys.get("expert_gating_func", SIGMOID) != SIGMOID or not keys.get("expert_weights_norm"):
         raise GgufError("the scores of its experts are no normalised sigmoids, which those of transformers' model are")
 
 

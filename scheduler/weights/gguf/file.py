@@ -130,7 +130,7 @@ def _numbers_of_layers(metadata: Mapping[str, Any]) -> list[GgufTensor]:
         try:
             numbers = torch.tensor(metadata[key], dtype=torch.float32).view(-1, 1)
         except (TypeError, ValueError, RuntimeError):
-            raise GgufError(f"{key} in its metadata is not a list of numbers") from None
+            raise GgufError(f"{key[:40]!r} in its metadata is not a list of numbers") from None
         for layer, row in enumerate(torch.split(numbers.view(torch.uint8), 1)):
             found.append(GgufTensor(f"blk.{layer}.{key}", (1,), _F32, row))
     return found

@@ -19,8 +19,10 @@ import xxhash
 from torch import nn
 from transformers.initialization import no_init_weights
 
+from scheduler.gguf_pooling import DENSE
 from scheduler.weights.gguf.file import GgufFile
 from scheduler.weights.gguf.header import GgufError
+from scheduler.weights.gguf.named import damage_told
 from scheduler.weights.gguf.names import find_tensors
 from scheduler.weights.gguf.routed import route_experts
 from scheduler.weights.gguf.source import all_values
@@ -29,7 +31,8 @@ from scheduler.weights.gguf.types import PLAIN_TYPES
 from scheduler.weights.gguf.values import Values
 
 _ROPE_FACTORS = "rope_freqs.weight"
-_UNUSED = ("rope_freqs.", "rope_factors_", "dense_2.", "dense_3.")  # tensors that are no parameters
+_UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
+_IN_CONFIGURATIONS = ("gemma4",)  # say which frequencies the factors leave
 _HEAD = "output."  # begins the names of tensors of a head
 _POOLER = "pooler."  # and of parameters behind hidden states, which no file has
 _LAYER = "blk."
@@ -51,7 +54,7 @@ def build_model(
     the file and the configuration do not fit.
     """
     dtype = dtype or stored_dtype(file)
-    with _parameters_without_memory(), no_init_weights():
+    with damage_told("the file says wrongly how its model is built"), _parameters_without_memory(), no_init_weights():
         model = kind.from_config(config, dtype=dtype, **options)
         route_experts(model, file.architecture)
     _keep_precise(model, dtype)
@@ -63,7 +66,8 @@ def build_model(
     _check(file, parameters, found, config, model.get_output_embeddings() is None)
     values = Values(file, model, packed)
     for name in sorted(found):
-        _set(model, name, values.of(name, found[name]))
+        with damage_told(f"the tensors of {name!r} are of other shapes than the model's"):
+            _set(model, name, values.of(name, found[name]))
         file.drop_pages()
     for name in parameters.keys() - found.keys():  # biases that the file leaves out, and what is behind hidden states
         _set(model, name, nn.Parameter(torch.zeros_like(parameters[name], device="cpu"), False))
@@ -118,23 +122,27 @@ def _check(
     if lacking := [name for name in lacking if not (headless and name.startswith(_POOLER))]:
         raise GgufError(f"{len(lacking)} weights are missing in the file, {lacking[0]} first")
     used = {tensor for tensors in found.values() for tensor in tensors}
-    left = sorted(name for name in file.tensors if name not in used and not _beside(name, config))
+    used |= {f"{name}.weight" for name in DENSE.get(file.architecture, ())}  # behind a pooling
+    said = file.keys_of_architecture()
+    blocks = max(said.get("block_count", 0), config.num_hidden_layers + said.get("nextn_predict_layers", 0))
+    left = sorted(name for name in file.tensors if name not in used and not _beside(name, config, blocks))
     left = [name for name in left if not (headless and name.startswith(_HEAD))]
     if left:
         raise GgufError(f"the model has no place for {len(left)} tensors of the file, {left[0]!r} first")
 
 
-def _beside(name: str, config: Any) -> bool:
+def _beside(name: str, config: Any, blocks: int) -> bool:
     """Whether a tensor may be left: factors of rotary positions, which are read elsewhere; layers for predicting
-    further tokens, which are numbered after the last layer; keys and values of layers that read those of another one;
-    what is for pictures.
+    further tokens, which are numbered after the last layer and among the file's ``blocks``; keys and values of layers
+    that read those of another one; what is for pictures.
     """
     number, _, leaf = name.removeprefix(_LAYER).partition(".")
     if name.startswith(_UNUSED) or not (name.startswith(_LAYER) and number.isdigit()):
         return name.startswith(_UNUSED)
     layers = config.num_hidden_layers
     reads = int(number) >= layers - (getattr(config, "num_kv_shared_layers", None) or 0)
-    return int(number) >= layers or leaf.startswith(_OF_PICTURES) or (reads and leaf.startswith(_KEYS_AND_VALUES))
+    further = layers <= int(number) < blocks
+    return further or leaf.startswith(_OF_PICTURES) or (reads and leaf.startswith(_KEYS_AND_VALUES))
 
 
 def _keep_precise(model: Any, dtype: torch.dtype) -> None:
@@ -161,7 +169,7 @@ def _turn(file: GgufFile, model: Any) -> None:
     tensor = file.tensors.get(_ROPE_FACTORS)
     if tensor is None:
         return
-    factors = all_values(tensor, torch.float32)
+    factors, taken = all_values(tensor, torch.float32), False
     for module in model.modules():
         for name in ("inv_freq", "original_inv_freq"):
             frequencies = module._buffers.get(name)
@@ -169,7 +177,9 @@ def _turn(file: GgufFile, model: Any) -> None:
                 continue
             if frequencies.shape != factors.shape:
                 raise GgufError("the factors of the rotary positions are not one for each frequency")
-            module._buffers[name] = frequencies / factors
+            module._buffers[name], taken = frequencies / factors, True
+    if not taken and file.architecture not in _IN_CONFIGURATIONS:
+        raise GgufError("the file has factors of the rotary positions, which transformers' model of it has not")
 
 
 def _set_hashes(model: Any) -> None:
@@ -179,9 +189,8 @@ def _set_hashes(model: Any) -> None:
             numbers, buffer = getattr(model.config, name, None), module._buffers.get(name)
             if numbers is None or buffer is None:
                 continue
-            if len(numbers) != len(buffer):
-                raise GgufError("the numbers by which n-grams are hashed are not those of the model")
-            module._buffers[name] = torch.tensor(numbers, dtype=buffer.dtype)
+            with damage_told("the numbers by which n-grams are hashed are not those of the model"):
+                module._buffers[name] = torch.tensor(numbers, dtype=buffer.dtype).view(len(buffer))
 
 
 @contextmanager

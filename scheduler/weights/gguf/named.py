@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from scheduler.weights.gguf.header import GgufError
 
 # By the kind of vocabulary: what llama.cpp takes where the file names none (src/llama-vocab.cpp: ``special_bos_id``),
@@ -41,13 +43,13 @@ def is_mark(word: str) -> bool:
 
 
 @contextmanager
-def damage_told() -> Iterator[None]:
-    """Raises ``GgufError`` for whatever goes wrong when a tokenizer is made of a file's metadata. ``tokenizers`` raises
-    plain ``Exception``.
+def damage_told(message: str = "the tokenizer in the file is of an unknown kind or damaged") -> Iterator[None]:
+    """Raises ``GgufError`` with ``message`` for whatever goes wrong when something is made of a file: its metadata may
+    be of any type. ``tokenizers`` raises plain ``Exception``; others name what they were given.
     """
     try:
         yield
-    except (GgufError, ImportError, MemoryError):
+    except (GgufError, ImportError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
+        raise GgufError(message) from error

@@ -7,7 +7,10 @@ from typing import Any
 
 from scheduler.weights.gguf.compressed import read_bounded_experts, read_compressed_layers
 from scheduler.weights.gguf.experts import (
+    SIGMOID,
+    SOFTMAX,
     check_normed_sigmoids,
+    check_scores,
     check_sigmoid,
     check_softmax,
     check_unclamped,
@@ -108,8 +111,9 @@ def _read_epsilon(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any])
 
 
 def _read_whole_turns(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions turn whole heads. All models have those of one base, which files do not say."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}
+    """Rotary positions turn whole heads. All models have those of one base, which files need not say."""
+    base = keys.get("rope.freq_base", 10_000.0)
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 1.0}}
 
 
 def _read_half_widths(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +162,8 @@ def _read_sections(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]
     if not sections:
         return {}
     rope = {name: said[name] for name in ("rope_theta", "partial_rotary_factor") if name in said}
-    return {"rope_parameters": {"rope_type": "default", **rope, "mrope_section": sections, "mrope_interleaved": True}}
+    form = {"rope_type": "default", **said.get("rope_scaling", {})}
+    return {"rope_parameters": {**form, **rope, "mrope_section": sections, "mrope_interleaved": True}}
 
 
 def _read_growing_queries(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -248,8 +253,10 @@ def _read_rough_activation(file: GgufFile, keys: Mapping[str, Any], said: dict[s
     """The largest model's activation, of 20 billion weights, is an approximation of the others'. All have rotary
     positions of one base, which files do not say.
     """
-    largest = said["num_hidden_layers"] == 44 and said["hidden_size"] == 6144
-    return {"hidden_act": "gelu_fast"} if largest else {}
+    if keys.get("rope.freq_base", 10_000.0) != 10_000.0:
+        raise GgufError("its rotary positions have another base than those of transformers' model")
+    rough = said["num_hidden_layers"] == 44 and said["hidden_size"] == 6144
+    return {"hidden_act": "gelu_fast"} if rough else {}
 
 
 def _sequential(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -316,8 +323,14 @@ SPECIAL: dict[str, tuple[Special, ...]] = {
     "lfm2moe": (read_convolutions,),
     "llama4": (read_chunks,),
     "mamba2": (read_states_alone,),
-    "mellum": (read_which_windows, read_ropes_of_layers, read_normed_choices, read_which_experts),
-    "mimo2": (read_further_layers, read_which_experts, read_doubled_keys),
+    "mellum": (
+        read_which_windows,
+        read_ropes_of_layers,
+        read_normed_choices,
+        read_which_experts,
+        check_scores(SOFTMAX),
+    ),
+    "mimo2": (read_further_layers, read_which_experts, read_doubled_keys, check_scores(SIGMOID)),
     "minicpm": (_long_factors, _read_scales),
     "minicpm3": (read_scaled_latents, _long_factors),
     "minimax-m3": (read_which_experts, read_chosen_blocks),

@@ -84,4 +84,4 @@ def _lowers(metadata: Mapping[str, Any], special: Collection[int]) -> bool:
     if isinstance(said, bool):
         return said
     words = (word for number, word in enumerate(metadata["tokenizer.ggml.tokens"]) if number not in special)
-    return not any(character.isupper() for word in words for character in word)
+    return not any(character != character.lower() for word in words for character in word)

@@ -164,8 +164,11 @@ def test_factors_of_the_rotary_positions_are_those_of_llama_3(tmp_path: Path) ->
 
 def test_a_layer_that_predicts_further_tokens_is_left(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", F32)
-    got = read(rewritten(path, "llama", {"blk.2.attn_norm.weight": store(torch.ones(64))}))
+    further: dict[str, Stored | None] = {"blk.2.attn_norm.weight": store(torch.ones(64))}
+    got = read(rewritten(path, "llama", dict(further), **{"llama.nextn_predict_layers": 1}))
     assert torch.equal(logits(got), logits(want))
+    with pytest.raises(GgufError, match="no place for 1 tensors"):
+        read(rewritten(path, "llama", further))
 
 
 def test_keys_of_layers_that_read_those_of_another_one_are_left(tmp_path: Path) -> None:

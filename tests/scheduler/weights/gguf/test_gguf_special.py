@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +163,94 @@ def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) ->
         grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
         with pytest.raises(GgufError, match="the rows of its keys"):
             settings(grouped)
+
+
+def test_what_is_said_in_vain_is_refused(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "orion", Q8_0)
+    for kind in ("linear", "yarn"):
+        stretched = {"orion.rope.scaling.type": kind, "orion.rope.scaling.factor": 8.0}
+        with pytest.raises(GgufError, match="stretched, which those of transformers' model are not"):
+            settings(rewritten(path, "orion", {}, **stretched))
+    with pytest.raises(GgufError, match="in a way that is not known"):
+        settings(rewritten(path, "orion", {}, **{"orion.rope.scaling.type": "otherwise"}))
+    path, _ = written(tmp_path / "x.gguf", "gemma3", Q8_0)
+    for key, wrong, told in (
+        ("rope.freq_base_swa", 123.0, "of a base that its model has not"),
+        ("attention.sliding_window_pattern", [False] * 7, "in other layers than"),
+    ):
+        with pytest.raises(GgufError, match=told):
+            settings(rewritten(path, "gemma3", {}, **{f"gemma3.{key}": wrong}))
+    with pytest.raises(GgufError, match="factors of the rotary positions, which"):
+        read(rewritten(path, "gemma3", {"rope_freqs.weight": store(torch.ones(8))}))
+
+
+def test_positions_of_three_numbers_may_be_stretched(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen35", Q8_0)
+    stretched = {"qwen35.rope.scaling.type": "linear", "qwen35.rope.scaling.factor": 8.0}
+    found = settings(rewritten(path, "qwen35", {}, **stretched)).rope_parameters
+    assert (found["rope_type"], found["factor"], found["mrope_section"]) == ("linear", 8.0, [2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("label", "key"),
+    [("hy_v4", "hyper_connection.magnitude"), ("minimax-m3", "attention.indexer.top_k")],
+)
+def test_what_models_differ_in_has_to_be_said(label: str, key: str, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+    with pytest.raises(GgufError, match="does not say all that models"):
+        settings(rewritten(path, label, {}, **{f"{label}.{key}": None}))
+
+
+def test_how_much_experts_weigh_is_1_if_it_is_not_said(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "hy_v3", Q8_0)
+    assert settings(rewritten(path, "hy_v3", {}, **{"hy_v3.expert_weights_scale": None})).router_scaling_factor == 1
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("label", "key", "wrong"),
+    [
+        ("llama", "block_count", 0),
+        ("llama", "block_count", "two"),
+        ("llama", "attention.head_count", 0),
+        ("llama", "attention.head_count", "secret" * 1000),
+        ("qwen2", "rope.freq_base", [1.0]),
+        ("mpt", "attention.clamp_kqv", "secret" * 1000),
+        ("laguna", "attention.head_count", [4, "six", 6, 6, 4]),
+        ("glm4", "rope.dimension_sections", 3),
+        ("exaone4", "attention.sliding_window_pattern", 0),
+        ("llama experts", "expert_count", "many"),
+    ],
+)
+def test_metadata_of_wrong_types(label: str, key: str, wrong: Any, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+    architecture = label.partition(" ")[0]
+    with pytest.raises(GgufError) as told:
+        read(rewritten(path, label, {}, **{f"{architecture}.{key}": wrong}))
+    assert len(str(told.value)) < 200
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(("label", "other"), [("mimo2", 1), ("mellum", 2)])
+def test_scores_that_the_model_has_not(label: str, other: int, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", label, Q8_0)
+    with pytest.raises(GgufError, match="the scores of its experts are not the"):
+        settings(rewritten(path, label, {}, **{f"{label}.expert_gating_func": other}))
+
+
+def test_bases_of_rotary_positions_that_files_need_not_say(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "orion", Q8_0)
+    assert (
+        settings(rewritten(path, "orion", {}, **{"orion.rope.freq_base": 500.0})).rope_parameters["rope_theta"] == 500
+    )
+    path, _ = written(tmp_path / "x.gguf", "gptneox", Q8_0)
+    with pytest.raises(GgufError, match="rotary positions have another base"):
+        settings(rewritten(path, "gptneox", {}, **{"gptneox.rope.freq_base": 500.0}))
+
+
+def test_models_that_look_both_ways_say_how_they_pool(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen3", Q8_0)
+    with pytest.raises(GgufError, match="both ways, and the file does not say how it pools"):
+        settings(rewritten(path, "qwen3", {}, **{"qwen3.attention.causal": False}))
+    with pytest.raises(GgufError, match="no place for 1 tensors of the file, 'dense_2"):
+        read(rewritten(path, "qwen3", {"dense_2.weight": store(torch.ones(64, 64))}))

@@ -46,6 +46,9 @@ def test_what_older_files_do_not_say(tmp_path: Path) -> None:
     unsaid |= {"tokenizer.ggml.normalizer.lowercase": None}
     assert tokenizer_of(tmp_path / "x.gguf", **unsaid).encode("The moon") == own(True).encode("The moon")
     tokens = list(word_tokens()["tokenizer.ggml.tokens"])
+    tokens[5] = "\u2581\u211d"  # the sign for real numbers, a capital that has no small letter
+    plain = tokenizer_of(tmp_path / "z.gguf", **unsaid, **{"tokenizer.ggml.tokens": tokens})
+    assert plain.encode("The moon") == own(True).encode("The moon")
     tokens[5] = "\u2581The"
     cased = tokenizer_of(tmp_path / "y.gguf", **unsaid, **{"tokenizer.ggml.tokens": tokens})
     assert cased.encode("The moon") == [2, 5, 32, 3]
