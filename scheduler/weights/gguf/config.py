@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from scheduler.gguf_pooling import pooling_of
 from scheduler.weights.gguf.architectures import ARCHITECTURES, kind_of
-from scheduler.weights.gguf.ends import read_ends
+from scheduler.weights.gguf.ends import as_setting, listed, read_ends
 from scheduler.weights.gguf.file import GgufFile, largest
 from scheduler.weights.gguf.header import GgufError
 from scheduler.weights.gguf.hybrid import MULTIPLIED, without_multipliers
@@ -23,6 +23,7 @@ from scheduler.weights.gguf.needed import check_needed, check_ropes, check_windo
 from scheduler.weights.gguf.special import SPECIAL
 
 _SIZES = ("block_count", "embedding_length")
+_PARTS_OF_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys of the metadata, and what configurations call them: the first name that a configuration has.
 _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
@@ -128,7 +129,8 @@ def read_gguf_config(file: GgufFile, path: Path) -> Any:
     config = own or _derive(file)
     text = config.get_text_config(decoder=True)
     if own is not None:
-        text.eos_token_id = _setting([*_listed(config), *_listed(text), *read_ends(file.metadata)])
+        own_ends = [end for each in (config, text) for end in listed(getattr(each, "eos_token_id", None))]
+        text.eos_token_id = as_setting([*own_ends, *read_ends(file.metadata)])
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # of the checkpoint that the file was made from
     text.tie_word_embeddings = config.tie_word_embeddings = "output.weight" not in file.tensors
@@ -149,18 +151,6 @@ def _read_own(folder: Path, file: GgufFile) -> Any:
     return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
-def _listed(config: Any) -> list[int]:
-    """The ends of replies that a configuration has."""
-    ends = getattr(config, "eos_token_id", None)
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
-
-
-def _setting(ends: list[int]) -> Any:
-    """What a configuration has for these: a single one need not be a list."""
-    found = list(dict.fromkeys(ends))
-    return found[0] if len(found) == 1 else found or None
-
-
 @damage_told("the file does not say, or says wrongly, how its model is built")
 def _derive(file: GgufFile) -> Any:
     architecture = file.architecture
@@ -176,10 +166,9 @@ def _derive(file: GgufFile) -> Any:
     for special in SPECIAL.get(architecture, ()):
         found |= special(file, keys, said | found)
     if "rope_parameters" in found:  # these are complete
-        said.pop("partial_rotary_factor", None)
+        said = {name: value for name, value in said.items() if name not in _PARTS_OF_ROPE}
+        found = {name: value for name, value in found.items() if name not in ("rope_theta", "rope_scaling")}
     said |= found
-    if "rope_parameters" in found:
-        said = {name: value for name, value in said.items() if name not in ("rope_theta", "rope_scaling")}
     config = CONFIG_MAPPING[kind](**said)
     check_windows(keys, said, config)
     check_ropes(keys, config)
@@ -217,7 +206,7 @@ def _tokens(file: GgufFile, default: Any) -> dict[str, Any]:
         raise GgufError("the file has no embeddings (token_embd.weight)")
     said: dict[str, Any] = {"vocab_size": table.shape[0]}
     said |= {name: named_token(file.metadata, key) for key, name in _TOKENS.items()}
-    said["eos_token_id"] = _setting(read_ends(file.metadata))
+    said["eos_token_id"] = as_setting(read_ends(file.metadata))
     biased = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     for name in ("attention_bias", "use_qkv_bias"):
         if hasattr(default, name):

@@ -98,3 +98,14 @@ def _passed(candidates: Iterable[int], metadata: Mapping[str, Any]) -> set[int]:
     passed = {"<|end|>"} if calls and ("<|return|>" in there or "<|flush|>" in there) else set()
     passed |= {"</s>"} if "<|tool_response>" in there or "<|plamo:eos|>" in there else set()
     return {there[word] for word in passed if word in there}
+
+
+def listed(ends: int | list[int] | None) -> list[int]:
+    """The ends of replies that a configuration has."""
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def as_setting(ends: list[int]) -> int | list[int] | None:
+    """What a configuration has for these: a single one need not be a list."""
+    found = list(dict.fromkeys(ends))
+    return found[0] if len(found) == 1 else found or None

@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler.weights.gguf.file import GgufFile
 from scheduler.weights.gguf.header import GgufError
+from scheduler.weights.gguf.needed import INDEXER
 
 _LONG = 1 << 20  # a context from which on layers may share what they choose
 # What is said of layers with a window.
@@ -70,7 +71,7 @@ def read_scaled_latents(file: GgufFile, keys: Mapping[str, Any], said: dict[str,
 
 def read_indexers(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What chooses the keys that are attended to."""
-    if any(f"attention.indexer.{name}" not in keys for name in ("head_count", "key_length", "top_k")):
+    if any(key not in keys for key in INDEXER):
         raise GgufError("the file does not say how the keys that are attended to are chosen")
     if "attention.q_lora_rank" not in keys:
         raise GgufError("its queries are not made of latents, which those of transformers' model are")

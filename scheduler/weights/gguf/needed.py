@@ -7,24 +7,13 @@ from typing import Any
 
 from scheduler.weights.gguf.header import GgufError
 
+INDEXER = ("attention.indexer.head_count", "attention.indexer.key_length", "attention.indexer.top_k")
 # Keys without which llama.cpp refuses a file of an architecture, where configurations would have others' numbers.
 _NEEDED = {
     "bailingmoe3": ("kda.gate_lower_bound",),
     "hrm_text": ("hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"),
-    "hy_v4": (
-        "attention.indexer.head_count",
-        "attention.indexer.key_length",
-        "attention.indexer.top_k",
-        "hyper_connection.count",
-        "hyper_connection.epsilon",
-        "hyper_connection.magnitude",
-    ),
-    "minimax-m3": (
-        "attention.indexer.head_count",
-        "attention.indexer.key_length",
-        "attention.indexer.top_k",
-        "attention.indexer.block_size",
-    ),
+    "hy_v4": (*INDEXER, "hyper_connection.count", "hyper_connection.epsilon", "hyper_connection.magnitude"),
+    "minimax-m3": (*INDEXER, "attention.indexer.block_size"),
     "qwen4exp": (
         "hyper_connection.count",
         "hyper_connection.low_rank",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.weights.gguf.ends import as_setting, listed
 from scheduler.weights.gguf.experts import check_normed
 from scheduler.weights.gguf.file import GgufFile
 from scheduler.weights.gguf.header import GgufError
@@ -59,13 +60,10 @@ def read_ngrams(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -
     end = keys.get("ple.eos_token_id")
     if len(layers) != 1 or not all(hashed.values()) or not isinstance(sizes, list) or not width or end is None:
         raise GgufError("the file does not say how its layer with n-grams hashes them")
-    ends = said.get("eos_token_id")
-    others = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    ends = list(dict.fromkeys([end, *others]))
     return {
         **hashed,
         "ple_layer_ids": [layers[0] + 1],
         "ple_embed_dim": width * len(sizes),
         "ngram_vocab_size_base": min(sizes),
-        "eos_token_id": ends if len(ends) > 1 else end,
+        "eos_token_id": as_setting([end, *listed(said.get("eos_token_id"))]),
     }

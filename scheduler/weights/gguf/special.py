@@ -69,8 +69,8 @@ _LONG_SCALE = 1.243163121016122  # of cosines and sines
 
 def _read_head_scale(file: GgufFile, keys: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """The scores' scale: of the width of a head, in the largest models of the width of all heads by their number."""
-    largest = {46: 4608, 62: 5376}
-    if largest.get(said["num_hidden_layers"]) == said["hidden_size"]:
+    widest = {46: 4608, 62: 5376}
+    if widest.get(said["num_hidden_layers"]) == said["hidden_size"]:
         return {"query_pre_attn_scalar": said["hidden_size"] // said["num_attention_heads"]}
     return {"query_pre_attn_scalar": said["head_dim"]}
 
