@@ -1,8 +1,8 @@
 """The CPU attention backend: one call of a C++ kernel per layer, for all sessions of a step.
 
-The kernel is ``kernels/attention.cpp``. Without tiles (AMX or AVX-512 bfloat16) it takes short spans only, but all that
-attend to latents: torch has no fast way for heads so wide. It is used where it could be compiled and its self-test
-passed for the signature; torch computes the rest. ``python -m
+The kernel is ``kernels/attention.cpp``. It is used where it could be compiled and its self-test passed for the
+signature, and for long spans where it is faster than torch: always with tiles (AMX or AVX-512 bfloat16) and for latents
+(torch has no fast way for heads so wide), else as ``long_spans.py`` measures. torch computes the rest. ``python -m
 cache.attention.cpu`` compiles it in advance.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from cache.attention.backend import Signature, once
-from cache.attention.self_test import SelfTest, StepSpec
+from cache.attention.long_spans import kernel_is_faster
+from cache.attention.self_test import LAYERS, SelfTest, StepSpec
 from cache.compiler import NotBuilt, build, has_tiles
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import PageShape
@@ -29,13 +30,13 @@ from cache.pages.packed import PackedStep
 
 log = logging.getLogger("warmturn.engine")
 
-SHORT = 32  # tokens of a span up to which the kernel is the faster way; by tiles it is for any number
-_PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
+SHORT = 32  # tokens of a span up to which the kernel is always the faster way
+_PIECE, _PIECE_BY_TILES = 64, 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}
 _STORED = 5  # tokens
-_TRIED = ((300, 1), (20, 3), (0, 20))  # tokens cached and new of each session of a step
-_TRIED_BY_TILES = ((150, 40), (0, 90), (3, 1))
+# Steps of the self-test, by the tokens cached and new of each session.
+_TRIED = ((300, 1), (20, 3), (0, 20)), ((150, 40), (0, 90), (3, 1))
 
 
 class AttentionCall(ctypes.Structure):
@@ -79,15 +80,13 @@ class CpuPlan:
     """The spans of a step that the kernel takes in layers of one kind, and the kernel's call for them. Valid during
     that step.
 
-    ``numbers`` are those spans, ``rest`` the spans that it leaves.
+    ``numbers`` are those spans, ``rest`` the spans that it leaves (``unhandled``).
     """
 
-    def __init__(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int]) -> None:
-        self.tier = step.tier
-        shapes = step.tier.shapes.values()
-        whole = _by_tiles(shapes) or all(shape.joined for shape in shapes)
-        self.numbers = spans if whole else frozenset(n for n in spans if step.spans[n].size <= SHORT)
-        self.unhandled = spans - self.numbers
+    def __init__(
+        self, step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], rest: frozenset[int] = frozenset()
+    ) -> None:
+        self.tier, self.numbers, self.unhandled = step.tier, numbers, rest
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
         for span in (step.spans[number] for number in self.numbers):
@@ -108,8 +107,9 @@ class CpuPlan:
         flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
-        for at in range(0, span.size, _PIECE):
-            size = min(_PIECE, span.size - at)
+        piece = _PIECE_BY_TILES if _by_tiles(step.tier.shapes.values()) else _PIECE
+        for at in range(0, span.size, piece):
+            size = min(piece, span.size - at)
             yield table.data_ptr(), where, flagged, span.row + at, size, span.start + at
 
     def read(self, source: int, heads: int) -> None:
@@ -161,6 +161,7 @@ class CpuBackend:
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         self._team = team_address()
         self._stores: dict[PageShape, bool] = {}
+        self._faster: dict[PageShape, bool] = {}
         self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _trial_steps)
 
     def fits(self, signature: Signature) -> bool:
@@ -172,8 +173,25 @@ class CpuBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> CpuPlan | None:
-        """For short spans; for all spans if the kernel uses tiles, or over latents."""
-        return once(step, (CpuPlan, layer.kind, spans), lambda: CpuPlan(step, layer, spans))
+        """For short spans, and for long ones where the kernel is faster."""
+
+        def make() -> CpuPlan:
+            shapes = step.tier.shapes.values()
+            whole = _by_tiles(shapes) or all(shape.joined or self._takes_long(shape) for shape in shapes)
+            numbers = spans if whole else frozenset(n for n in spans if step.spans[n].size <= SHORT)
+            return CpuPlan(step, layer, numbers, spans - numbers)
+
+        return once(step, (CpuPlan, layer.kind, spans), make)
+
+    def _takes_long(self, shape: PageShape) -> bool:
+        """Whether the kernel is faster than torch for long spans over pages of this shape; timed once."""
+        faster = self._faster.get(shape)
+        if faster is None:
+            faster = self._faster[shape] = kernel_is_faster(shape, self._attend_all)
+        return faster
+
+    def _attend_all(self, step: PackedStep, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor) -> None:
+        self.attend(CpuPlan(step, LAYERS[0], step.numbers), step, LAYERS[0], 0, query, scores, out)
 
     def attend(
         self,
@@ -250,9 +268,7 @@ class CpuBackend:
 
 def _trial_steps(signature: Signature) -> Iterator[StepSpec]:
     """The steps of the self-test. Steps with hidden tokens are enough: the kernel has no separate code for others."""
-    yield StepSpec(_TRIED, True)
-    if _by_tiles([signature.shape]) or signature.shape.joined:
-        yield StepSpec(_TRIED_BY_TILES, True)
+    return (StepSpec(sessions, True) for sessions in _TRIED)
 
 
 @cache

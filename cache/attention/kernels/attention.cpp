@@ -117,6 +117,8 @@ struct Work : Layout<T> {
                 case 1: some_rows<1>(s, block, scales, row, query, columns, values, width, tile); break;
                 case 2: some_rows<2>(s, block, scales, row, query, columns, values, width, tile); break;
                 case 3: some_rows<3>(s, block, scales, row, query, columns, values, width, tile); break;
+                case 4: some_rows<4>(s, block, scales, row, query, columns, values, width, tile); break;
+                case 5: some_rows<TILE == 6 ? 5 : 4>(s, block, scales, row, query, columns, values, width, tile); break;
                 default: some_rows<TILE>(s, block, scales, row, query, columns, values, width, tile);
             }
         }

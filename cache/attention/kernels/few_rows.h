@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int TOGETHER = LANES == 8 ? 2 : 4;   // rows that are multiplied with a step's keys in registers
+constexpr int SUMMED = 4;                      // and with values
 constexpr int64_t AHEAD = 8;                   // steps between what is read and what is asked for, or
 constexpr int64_t AHEAD_BYTES = 1 << 17;       // fewer where they are more than this
 
@@ -226,8 +227,8 @@ struct FewRows : Layout<T> {
         int64_t count = block.count - j < VALUES<T> ? block.count - j : VALUES<T>;
         for (int64_t head = 0; head < call.key_heads; head++) {
             point_at(block.values + j, count, head, call.value_head, value_row, mine.rows, values);
-            for (int64_t row = 0; row < rows; row += TILE) {
-                int64_t last = row + TILE < rows ? row + TILE - 1 : rows - 1;
+            for (int64_t row = 0; row < rows; row += SUMMED) {
+                int64_t last = row + SUMMED < rows ? row + SUMMED - 1 : rows - 1;
                 int64_t low = seen(s, block, row / group).low - j, high = seen(s, block, last / group).high - j;
                 int from = low < 0 ? 0 : low < count ? low : count, to = high < from ? from : high < count ? high : count;
                 const float* weights = mine.scores + (head * rows + row) * BLOCK + j;
@@ -238,7 +239,7 @@ struct FewRows : Layout<T> {
                     case 0: add_rows<1>(weights, values, from, to, value_row, sums, ask); break;
                     case 1: add_rows<2>(weights, values, from, to, value_row, sums, ask); break;
                     case 2: add_rows<3>(weights, values, from, to, value_row, sums, ask); break;
-                    default: add_rows<TILE>(weights, values, from, to, value_row, sums, ask);
+                    default: add_rows<SUMMED>(weights, values, from, to, value_row, sums, ask);
                 }
             }
         }

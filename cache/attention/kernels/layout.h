@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int TILE = 4;  // queries that are worked on at a time, each with 2 * WIDE registers
+constexpr int TILE = LANES == 16 ? 6 : 4;  // queries that are worked on at a time, each with 2 * WIDE registers
 constexpr int STEP = 4;  // keys that few rows read at a time
 template <class T>  // and values: more of 16-bit ones, as reading them takes less of the time
 constexpr int VALUES = sizeof(T) == 4 ? 2 * STEP : 4 * STEP;
@@ -77,7 +77,7 @@ struct Layout {
     bool by_tiles(const Span& s) const {  // tiled_attention.h: for fewer rows it does not pay
 #if defined(WITH_TILES)
         bool fits = std::is_same<T, bf16>::value && call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
-        return fits && s.size * group > 2 * TILE;
+        return fits && s.size * group > 8;
 #else
         return false;
 #endif

@@ -10,7 +10,8 @@ from session_kit import session_of
 
 from cache.attention import packed_attention
 from cache.attention.absorbed import Absorbed, NotLinear, basis, measure
-from cache.attention.packed_attention import PackedAttention, attend
+from cache.attention.packed_attention import PackedAttention
+from cache.attention.torch_attention import attend
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep

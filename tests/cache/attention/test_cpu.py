@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from cache import compiler
 from cache.attention import cpu, self_test
 from cache.attention.backend import Signature
 from cache.attention.cpu import CpuBackend, CpuPlan
-from cache.attention.packed_attention import PackedAttention, attend
+from cache.attention.long_spans import kernel_is_faster
+from cache.attention.packed_attention import PackedAttention
+from cache.attention.torch_attention import attend
 from cache.compiler import NotBuilt, build, has_tiles
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import MemoryTier, PageShape
@@ -368,19 +371,35 @@ class Layered:
             return attention(module, self.scene.query[None], key, value, None, scaling=0.5)[0][0]
 
 
-def test_short_spans_are_the_kernels_and_long_ones_torchs(kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("faster", [True, False])
+def test_long_spans_go_the_faster_way(kernel: CpuBackend, faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layered = Layered()
     torchs: list[int] = []
+    timed: list[PageShape] = []
 
     def watched(query: torch.Tensor, *args: Any) -> torch.Tensor:
         torchs.append(query.shape[1])
         return attend(query, *args)
 
+    def measure(shape: PageShape, *_: object) -> bool:
+        timed.append(shape)
+        return faster
+
     monkeypatch.setattr("cache.attention.packed_attention.attend", watched)
-    got = layered.run(monkeypatch)
-    assert layered.rows[-1] == (0, 2)
-    assert torchs == [40]
-    assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
+    monkeypatch.setattr("cache.attention.cpu.kernel_is_faster", measure)
+    monkeypatch.setattr(kernel, "_faster", {})
+    for _ in range(2):
+        got = layered.run(monkeypatch)
+        assert layered.rows[-1] == ((0, 1, 2) if faster else (0, 2))
+        assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
+    assert torchs == [] if faster else [40, 40]
+    assert timed == [layered.scene.tier.shapes[0]]
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.0, True), (0.2, False)])
+def test_the_faster_way_is_measured(seconds: float, faster: bool) -> None:
+    shape = PageShape(2, 24, 2, 16, torch.float32)
+    assert kernel_is_faster(shape, lambda *_: time.sleep(seconds)) is faster
 
 
 def test_a_kernel_that_is_not_right_is_not_used(
@@ -389,6 +408,7 @@ def test_a_kernel_that_is_not_right_is_not_used(
     reference = self_test.reference
     monkeypatch.setattr(self_test, "reference", lambda *args: reference(*args) * 1.001)
     monkeypatch.setattr(kernel._self_test, "_passed", {})
+    monkeypatch.setattr("cache.attention.cpu.kernel_is_faster", lambda *_: True)
     layered = Layered()
     with caplog.at_level(logging.INFO, "warmturn.engine"):
         layered.run(monkeypatch)

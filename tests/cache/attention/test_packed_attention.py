@@ -9,7 +9,8 @@ import pytest
 import torch
 from session_kit import session_of
 
-from cache.attention.packed_attention import PackedAttention, Unsupported, attend
+from cache.attention.packed_attention import PackedAttention, Unsupported
+from cache.attention.torch_attention import attend
 from cache.memory.memory_tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep

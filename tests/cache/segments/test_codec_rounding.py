@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cache.attention.packed_attention import attend
+from cache.attention.torch_attention import attend
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
