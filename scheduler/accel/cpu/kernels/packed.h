@@ -73,7 +73,7 @@ inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const u
 // Up to MOST_ROWS rows times 64 columns.
 template <int BITS, int PARTS_OF_BLOCK, int PLANES, class Codes>
 inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
-                           int64_t rows, float* y, int64_t y_row) {
+                           int64_t rows, int64_t in_pairs, float* y, int64_t y_row) {
     constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && !Codes::LOOKED_UP;
     constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;  // others take more registers
     // From so many rows on, preparing the values of a block once is faster.
@@ -88,12 +88,16 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
         of.next(w, type, b, PARTS_OF_BLOCK);
         for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead, 0, 2);
         Rows all{x + b, blocks, sums};
-        int64_t done = PLANES == 2 ? rows_in_pairs(rows) : 0;
+        int64_t done = 0;
 #if defined(WARMTURN_BYTES)
-        if constexpr (PLANES == 2 && MULTIPLIES_PAIRS)
-            for (int64_t row = 0; row < done; row += OCTET)
-                paired_block<Stored<BITS, FEW_REGISTERS ? 1 : 2, Codes>, PARTS_OF_BLOCK>(
-                    x + row * blocks + b * OCTET, w, codes, of, type, zero, b == 0, sums + row);
+        if constexpr (PLANES == 2 && MULTIPLIES_PAIRS) {
+            for (; done + OCTET <= in_pairs; done += OCTET)
+                paired_block<Stored<BITS, FEW_REGISTERS ? 1 : 2, Codes>, PARTS_OF_BLOCK, OCTET>(
+                    x + done * blocks + b * OCTET, w, codes, of, type, zero, b == 0, sums + done);
+            for (; done < in_pairs; done += QUARTET)
+                paired_block<Stored<BITS, FEW_REGISTERS ? 2 : 4, Codes>, PARTS_OF_BLOCK, QUARTET>(
+                    x + done * blocks + b * QUARTET, w, codes, of, type, zero, b == 0, sums + done);
+        }
 #endif
         if (rows - done < MANY) {
             using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH, Codes>;
@@ -113,16 +117,16 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
 }
 
 template <int BITS, class Codes = Themselves>
-inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
-                        int64_t y_row, const Codes& codes = Codes()) {
+inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, int64_t in_pairs,
+                        float* y, int64_t y_row, const Codes& codes = Codes()) {
     constexpr int MOST_PARTS = BITS == 5 ? 1 : 2;  // of 5 bits and two parts packed_form.py makes 6 bits
     if constexpr (TOGETHER == 4)
         if (warmturn_activation_bytes == 1) {
-            if (type & SHORT) return packed_columns<BITS, MOST_PARTS, 1>(w, codes, type, blocks, x, rows, y, y_row);
-            return packed_columns<BITS, 1, 1>(w, codes, type, blocks, x, rows, y, y_row);
+            if (type & SHORT) return packed_columns<BITS, MOST_PARTS, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+            return packed_columns<BITS, 1, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
         }
-    if (type & SHORT) packed_columns<BITS, MOST_PARTS, 2>(w, codes, type, blocks, x, rows, y, y_row);
-    else packed_columns<BITS, 1, 2>(w, codes, type, blocks, x, rows, y, y_row);
+    if (type & SHORT) packed_columns<BITS, MOST_PARTS, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else packed_columns<BITS, 1, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
 }
 
 inline int64_t bits_of(int64_t type) { return type & NIBBLES ? 4 + (type >> 16 & 15) : 8; }
@@ -138,22 +142,23 @@ inline int64_t packed_bytes(int64_t type, int64_t blocks) {
 // Columns of the groups first .. last; columns of y are there up to a multiple of 64.
 inline void multiply_packed(const void* weight, int64_t type, int64_t in, const Quantised* x, int64_t rows, float* y,
                             int64_t y_row, int64_t first, int64_t last) {
-    int64_t blocks = blocks_of(in), bytes = packed_bytes(type, blocks);
+    int64_t blocks = blocks_of(in), bytes = packed_bytes(type, blocks), all_in_pairs = rows_in_pairs(rows);
     for (int64_t g = first, done; g < last; g++)
         for (int64_t row = 0; row < rows; row += done) {
             done = rows - row < MOST_ROWS ? rows - row : MOST_ROWS;
+            const int64_t left = all_in_pairs > row ? all_in_pairs - row : 0, in_pairs = left < done ? left : done;
             const uint8_t* w = (const uint8_t*)weight + g * bytes;
             const Quantised* from = x + row * blocks;
             float* to = y + row * y_row + g * COLUMNS_TOGETHER;
             if (type & LOOKUP) {
-                packed_some<4>(w + TABLE_BYTES, type, blocks, from, done, to, y_row, LookedUp(w));
+                packed_some<4>(w + TABLE_BYTES, type, blocks, from, done, in_pairs, to, y_row, LookedUp(w));
                 continue;
             }
             switch (bits_of(type)) {
-                case 4: packed_some<4>(w, type, blocks, from, done, to, y_row); break;
-                case 5: packed_some<5>(w, type, blocks, from, done, to, y_row); break;
-                case 6: packed_some<6>(w, type, blocks, from, done, to, y_row); break;
-                default: packed_some<8>(w, type, blocks, from, done, to, y_row);
+                case 4: packed_some<4>(w, type, blocks, from, done, in_pairs, to, y_row); break;
+                case 5: packed_some<5>(w, type, blocks, from, done, in_pairs, to, y_row); break;
+                case 6: packed_some<6>(w, type, blocks, from, done, in_pairs, to, y_row); break;
+                default: packed_some<8>(w, type, blocks, from, done, in_pairs, to, y_row);
             }
         }
 }

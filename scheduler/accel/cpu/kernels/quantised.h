@@ -34,7 +34,7 @@ constexpr int32_t ADDED = TOGETHER == 4 && !SIGNED_BYTES ? 128 : 0;  // is still
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
 constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
 static_assert(MOST_ACTIVATION + 128 <= INT16_MAX && -MOST_ACTIVATION - 128 >= INT16_MIN);
-constexpr int64_t OCTET = 8;  // rows that go through a block together in paired.h
+constexpr int64_t OCTET = 8, QUARTET = 4;  // rows that go through a block together in paired.h
 constexpr bool is_paired(int64_t tuple) { return tuple % 2; }
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4 && !SIGNED_BYTES;  // twice as many sums; ARM has 32
 
@@ -181,19 +181,23 @@ struct Dots {
 
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
-inline bool can_pair(int64_t rows) { return MULTIPLIES_PAIRS && warmturn_activation_bytes == 2 && rows >= OCTET; }
+inline bool can_pair(int64_t rows) { return MULTIPLIES_PAIRS && warmturn_activation_bytes == 2 && rows >= QUARTET; }
 
-// How many of these rows, the first ones, are multiplied in pairs. Between `prepare_packed` and their products neither
-// ways nor warmturn_activation_bytes may change.
-inline int64_t rows_in_pairs(int64_t rows) { return can_pair(rows) && way_of(rows) & PAIRED ? rows / OCTET * OCTET : 0; }
+// How many of these rows, the first ones, are multiplied in pairs: octets, and behind them a quartet. Between
+// `prepare_packed` and their products neither ways nor warmturn_activation_bytes may change.
+inline int64_t rows_in_pairs(int64_t rows) { return can_pair(rows) && way_of(rows) & PAIRED ? rows / QUARTET * QUARTET : 0; }
+
+// Of how many rows one of `in_pairs` is that are multiplied in pairs.
+inline int64_t rows_beside(int64_t row, int64_t in_pairs) { return row < in_pairs / OCTET * OCTET ? OCTET : QUARTET; }
 
 // One of some rows of float32 as products with packed weights want it: a row of [rows][blocks], or, of those that are
-// multiplied in pairs, of [rows / OCTET][blocks][OCTET].
+// multiplied in pairs, of [blocks][OCTET] for each octet and [blocks][QUARTET] for a quartet.
 inline void prepare_packed(const float* from, int64_t in, int64_t row, int64_t rows, Quantised* to) {
-    const bool paired = row < rows_in_pairs(rows);
+    const int64_t in_pairs = rows_in_pairs(rows);
+    const bool paired = row < in_pairs;
     const Order order = paired ? Order::PAIRS : TOGETHER == 4 && warmturn_activation_bytes == 1 ? Order::BYTES : Order::PLANES;
-    const int64_t blocks = blocks_of(in), step = paired ? OCTET : 1;
-    Quantised* out = to + (paired ? row / OCTET * OCTET * blocks + row % OCTET : row * blocks);
+    const int64_t blocks = blocks_of(in), step = paired ? rows_beside(row, in_pairs) : 1;
+    Quantised* out = to + row / step * step * blocks + row % step;
     const int32_t most_of = order == Order::BYTES ? MOST_OF_BYTE : MOST_ACTIVATION;
     float rest[BLOCK] = {};
     for (int64_t at = 0; at < in; at += BLOCK, out += step) {

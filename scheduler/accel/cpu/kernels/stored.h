@@ -13,7 +13,7 @@ constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SH
 constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
 constexpr int64_t BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
-static_assert(MOST_ROWS % OCTET == 0 && FEW < OCTET, "rows that are laid out in pairs are multiplied in pairs");
+static_assert(MOST_ROWS % OCTET == 0, "octets are not cut");
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
 constexpr bool BYTES_OF_16 = TOGETHER == 4 && LANES == 16;  // values are used as they are read, 64 at a time
 

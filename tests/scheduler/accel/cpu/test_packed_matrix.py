@@ -115,9 +115,10 @@ def test_all_ways_to_go_through_a_weight_give_the_same_bits(name: str) -> None:
         kernel.ways = 0, 0, 0
         whole = run(x)
         for way in kernel.ways_through(packed=True, rows=16)[1:]:
-            kernel.ways = way, way, way
-            for rows in (1, 3, 7, 8, 9, 16, 31, 48, 53, 61, 109):
-                assert torch.equal(run(x[:rows]), whole[:rows]), f"{rows} rows, way {way}"
+            for ways in ((way, way, way), (0, 0, way), (0, way, 0)):
+                kernel.ways = ways
+                for rows in (1, 3, 4, 6, 7, 8, 9, 12, 16, 31, 48, 50, 52, 53, 61, 109):
+                    assert torch.equal(run(x[:rows]), whole[:rows]), f"{rows} rows, ways {ways}"
     finally:
         kernel.ways = before
 
