@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class CpuPlan:
         self.tier, self.numbers, self.unhandled = step.tier, numbers, rest
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
-        for span in (step.spans[number] for number in self.numbers):
+        for span in (step.spans[number] for number in self.numbers if layer.window is not None):
             for i in range(span.size):
                 first[span.row + i] = layer.first_key(span.start + i)
         rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, layer, number)], np.int64)
@@ -107,7 +107,8 @@ class CpuPlan:
         flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
-        piece = _PIECE_BY_TILES if _by_tiles(step.tier.shapes.values()) else _PIECE
+        few = span.size <= _PIECE_BY_TILES or _by_tiles(step.tier.shapes.values())
+        piece = _PIECE_BY_TILES if few else _PIECE
         for at in range(0, span.size, piece):
             size = min(piece, span.size - at)
             yield table.data_ptr(), where, flagged, span.row + at, size, span.start + at
@@ -176,14 +177,17 @@ class CpuBackend:
         """For short spans, and for long ones where the kernel is faster."""
 
         def make() -> CpuPlan:
-            shapes = step.tier.shapes.values()
-            whole = _by_tiles(shapes) or all(shape.joined or self._takes_long(shape) for shape in shapes)
-            numbers = spans if whole else frozenset(n for n in spans if step.spans[n].size <= SHORT)
-            return CpuPlan(step, layer, numbers, spans - numbers)
+            long = frozenset(number for number in spans if step.spans[number].size > SHORT)
+            rest = frozenset() if not long or self._takes_all(step.tier.shapes.values()) else long
+            return CpuPlan(step, layer, spans - rest, rest)
 
         return once(step, (CpuPlan, layer.kind, spans), make)
 
-    def _takes_long(self, shape: PageShape) -> bool:
+    def _takes_all(self, shapes: Collection[PageShape]) -> bool:
+        """Whether the kernel is used for long spans over pages of these shapes, too."""
+        return _by_tiles(shapes) or all(shape.joined or self._is_faster(shape) for shape in set(shapes))
+
+    def _is_faster(self, shape: PageShape) -> bool:
         """Whether the kernel is faster than torch for long spans over pages of this shape; timed once."""
         faster = self._faster.get(shape)
         if faster is None:
