@@ -136,6 +136,10 @@ class CpuPlan:
         )
 
 
+def _is_known(shape: PageShape) -> bool:
+    return shape.dtype in _TYPES and shape.key_heads == shape.value_heads
+
+
 def _by_tiles(shapes: Iterable[PageShape]) -> bool:
     """Whether the kernel takes all pages of these shapes by tiles."""
     return has_tiles() and all(
@@ -167,7 +171,7 @@ class CpuBackend:
 
     def fits(self, signature: Signature) -> bool:
         shape = signature.shape
-        if signature.dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
+        if signature.dtype is not shape.dtype or not _is_known(shape):
             return False
         if signature.heads % shape.key_heads or signature.dim != shape.key_dim:
             return False
@@ -184,8 +188,9 @@ class CpuBackend:
         return once(step, (CpuPlan, layer.kind, spans), make)
 
     def _takes_all(self, shapes: Collection[PageShape]) -> bool:
-        """Whether the kernel is used for long spans over pages of these shapes, too."""
-        return _by_tiles(shapes) or all(shape.joined or self._is_faster(shape) for shape in set(shapes))
+        """Whether the kernel is used for long spans over pages of these shapes, too: those that it knows decide."""
+        known = {shape for shape in shapes if _is_known(shape) and not shape.joined}
+        return _by_tiles(shapes) or all(map(self._is_faster, known))
 
     def _is_faster(self, shape: PageShape) -> bool:
         """Whether the kernel is faster than torch for long spans over pages of this shape; timed once."""

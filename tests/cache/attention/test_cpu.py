@@ -396,6 +396,22 @@ def test_long_spans_go_the_faster_way(kernel: CpuBackend, faster: bool, monkeypa
     assert timed == [layered.scene.tier.shapes[0]]
 
 
+def test_shapes_that_the_kernel_does_not_know_are_not_timed(
+    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = PageShape(2, 8, 2, 8, torch.float32)
+    monkeypatch.setattr("cache.attention.cpu.kernel_is_faster", lambda shape, _: shape == known)
+    monkeypatch.setattr(kernel, "_faster", {})
+    assert kernel._takes_all([known, PageShape(2, 8, 2, 8, torch.float64), PageShape(2, 8, 1, 8, torch.float32)])
+    assert not kernel._takes_all([known, PageShape(2, 8, 2, 16, torch.float32)])
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_pages_of_records_are_timed(kernel: CpuBackend, codec: Codec) -> None:
+    shape = PageShape(2, 32, 2, 32, torch.float32, codec=codec)
+    assert kernel._is_faster(shape) in (True, False)
+
+
 @pytest.mark.parametrize(("seconds", "faster"), [(0.0, True), (0.2, False)])
 def test_the_faster_way_is_measured(seconds: float, faster: bool) -> None:
     shape = PageShape(2, 24, 2, 16, torch.float32)
