@@ -15,6 +15,8 @@
 
 namespace {
 
+constexpr int64_t TASKS = 2;  // at least so many for each thread, as they take different times
+
 template <class T>
 struct Work : Layout<T> {
     typedef Layout<T> Base;
@@ -36,12 +38,18 @@ struct Work : Layout<T> {
     using Base::widen_head;
     using Base::work_floats;
 
-    // One range of one session, all heads: pages are read in the order in which they lie.
-    void run(const Span& s, int64_t number, float* result, float* scratch) const {
-        int64_t begin = call.first[s.row], stop = s.start + s.size, size = range(s, stop - begin);
+    // Into how many parts, of some key heads each, a session's ranges are cut to make `more` times as many tasks. Heads
+    // do not change each other's results. Few rows read all heads of a token at once, and tiles pass from head to head.
+    int64_t head_parts(const Span& s, int64_t more) const {
+        return Base::few(s) || Base::by_tiles(s) ? 1 : more < call.key_heads ? more : call.key_heads;
+    }
+
+    // One range of one session, some of the key heads: pages are read in the order in which they lie.
+    void run(const Span& s, int64_t number, int64_t head, int64_t last, float* result, float* scratch) const {
+        int64_t begin = call.first[s.row], stop = s.start + s.size, size = range(s, stop - begin), rows = s.size * group;
         Partial part = partial(s, result);
-        std::memset(part.sums, 0, sizeof(float) * call.heads * s.size * value_row.padded);
-        for (int64_t i = 0; i < call.heads * s.size; i++) part.most[i] = NEVER, part.total[i] = 0;
+        std::memset(part.sums + head * rows * value_row.padded, 0, sizeof(float) * (last - head) * rows * value_row.padded);
+        for (int64_t i = head * rows; i < last * rows; i++) part.most[i] = NEVER, part.total[i] = 0;
         int64_t from = begin + number * size, end = from + size < stop ? from + size : stop;
 #if defined(WITH_TILES)
         if constexpr (std::is_same<T, bf16>::value)
@@ -50,21 +58,22 @@ struct Work : Layout<T> {
         // The block after the last is read next where no other thread takes the next range.
         int64_t further = call.together && call.threads > 1 ? end : stop;
         if (Base::few(s)) return FewRows<T>(call).run(s, from, end, further, part, scratch);
-        read_queries(s, scratch);
+        read_queries(s, head, last, scratch);
         Block<T> blocks[2];
         if (from < end) locate(s, from, end, blocks[0]);
         for (int now = 0; from < end; from += BLOCK, now ^= 1) {
             Block<T>* next = from + BLOCK < further ? &blocks[now ^ 1] : nullptr;
             if (next) locate(s, from + BLOCK, from + BLOCK < end ? end : further, *next);
-            for (int64_t head = 0; head < call.key_heads; head++)
-                one_head(s, blocks[now], next, head, scratch, part, scratch + query_floats(s), scratch + work_floats(s));
+            for (int64_t h = head; h < last; h++)
+                one_head(s, blocks[now], next, h, scratch, part, scratch + query_floats(s), scratch + work_floats(s));
         }
     }
 
-    // Queries, scaled: the rows of one key head lie together, query by query its group of heads.
-    void read_queries(const Span& s, float* to) const {
-        std::memset(to, 0, sizeof(float) * query_floats(s));
-        for (int64_t head = 0; head < call.heads; head++)
+    // Queries, scaled, of some key heads: the rows of one lie together, query by query its group of heads.
+    void read_queries(const Span& s, int64_t first, int64_t last, float* to) const {
+        int64_t each = s.size * group * key_width;
+        std::memset(to + first * each, 0, sizeof(float) * (last - first) * each);
+        for (int64_t head = first * group; head < last * group; head++)
             for (int64_t i = 0; i < s.size; i++) {
                 const T* from = (const T*)call.query + (s.row + i) * call.query_row + head * call.query_head;
                 int64_t row = head / group * s.size * group + i * group + head % group;
@@ -118,7 +127,7 @@ struct Work : Layout<T> {
                 case 2: some_rows<2>(s, block, scales, row, query, columns, values, width, tile); break;
                 case 3: some_rows<3>(s, block, scales, row, query, columns, values, width, tile); break;
                 case 4: some_rows<4>(s, block, scales, row, query, columns, values, width, tile); break;
-                case 5: some_rows<TILE == 6 ? 5 : 4>(s, block, scales, row, query, columns, values, width, tile); break;
+                case 5: some_rows<TILE < 5 ? TILE : 5>(s, block, scales, row, query, columns, values, width, tile); break;
                 default: some_rows<TILE>(s, block, scales, row, query, columns, values, width, tile);
             }
         }
@@ -175,21 +184,22 @@ struct Team {  // of threads that take tasks until none is left
     Work<T> work;
     int64_t tasks;
     struct Task {
-        int64_t span, number;
+        int64_t span, number, head, last;  // key heads
     }* list;
     float **results, *scratch;  // results: per span, where its ranges' results lie
     int64_t scratch_each;
-    std::atomic<int64_t>* left;  // per span: ranges that are not done
+    std::atomic<int64_t>* left;  // per span: tasks that are not done
     std::atomic<int64_t> next{0}, members{0};
 
     static void member(void* team) { ((Team*)team)->take(); }
     void take() {
         float* mine = scratch + members.fetch_add(1) * scratch_each;
         for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
-            const Span& s = work.call.spans[list[i].span];
-            float* result = results[list[i].span];
-            work.run(s, list[i].number, result + list[i].number * work.partial_floats(s), mine);
-            if (left[list[i].span].fetch_sub(1, std::memory_order_acq_rel) == 1) work.merge(s, result);
+            const Task& task = list[i];
+            const Span& s = work.call.spans[task.span];
+            float* result = results[task.span];
+            work.run(s, task.number, task.head, task.last, result + task.number * work.partial_floats(s), mine);
+            if (left[task.span].fetch_sub(1, std::memory_order_acq_rel) == 1) work.merge(s, result);
         }
     }
 };
@@ -197,14 +207,17 @@ struct Team {  // of threads that take tasks until none is left
 template <class T>
 int attend(const Call& call) {
     Work<T> work(call);
-    int64_t tasks = 0, floats = 0, each = 0;
+    int64_t ranges = 0, tasks = 0, floats = 0, each = 0;
     for (int64_t n = 0; n < call.count; n++) {
         const Span& s = call.spans[n];
-        tasks += work.ranges(s);
+        ranges += work.ranges(s);
         floats += work.ranges(s) * work.partial_floats(s);
         if (work.scratch_floats(s) > each) each = work.scratch_floats(s);
     }
-    bool together = call.together && call.threads > 1 && tasks > 1;
+    const bool many = call.together && call.threads > 1;
+    const int64_t more = many && ranges ? (TASKS * call.threads + ranges - 1) / ranges : 1;
+    for (int64_t n = 0; n < call.count; n++) tasks += work.ranges(call.spans[n]) * work.head_parts(call.spans[n], more);
+    const bool together = many && tasks > 1;
     int64_t threads = together ? call.threads : 1;
     typedef typename Team<T>::Task Task;
     typedef std::atomic<int64_t> Counter;
@@ -217,11 +230,14 @@ int attend(const Call& call) {
     Counter* left = (Counter*)(results + call.count);
     Team<T> team{work, tasks, list, results, at + floats, each, left};
     for (int64_t n = 0, task = 0; n < call.count; n++) {
-        int64_t ranges = work.ranges(call.spans[n]);
-        new (left + n) Counter(ranges);
+        const int64_t count = work.ranges(call.spans[n]), parts = work.head_parts(call.spans[n], more);
+        new (left + n) Counter(count * parts);
         results[n] = at;
-        at += ranges * work.partial_floats(call.spans[n]);
-        for (int64_t i = 0; i < ranges; i++) list[task++] = {n, i};
+        at += count * work.partial_floats(call.spans[n]);
+        for (int64_t i = 0; i < count * parts; i++) {
+            const int64_t part = i % parts;
+            list[task++] = {n, i / parts, part * call.key_heads / parts, (part + 1) * call.key_heads / parts};
+        }
     }
     if (together) call.together(Team<T>::member, &team, unsigned(threads), nullptr);
     else team.take();

@@ -270,6 +270,21 @@ def test_neither_company_nor_threads_change_a_bit(kernel: CpuBackend, dtype: tor
     assert torch.equal(scene.run(kernel, FULL, scores), together)
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_threads_divide_the_heads_of_long_spans(
+    kernel: CpuBackend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_faster", {})
+    monkeypatch.setattr("cache.attention.cpu.kernel_is_faster", lambda *_: True)
+    scene = Scene(PageShape(3, 48, 3, 40, dtype), 6, [(100, 70), (0, 33)], hide=True)
+    scores = ScoreOptions(0.2, None, None)
+    together = scene.run(kernel, FULL, scores)
+    assert error(together, scene.wanted(FULL, scores)) < BOUNDS[dtype]
+    torch.set_num_threads(1)
+    assert torch.equal(scene.run(kernel, FULL, scores), together)
+
+
 def test_queries_may_lie_in_memory_as_they_like(kernel: CpuBackend) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, WORK)
     scores = ScoreOptions(0.5, None, None)
@@ -454,9 +469,12 @@ def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
         scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)
         assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
     assert teams == [2, 2]
+    scene = Scene(PageShape(2, 16, 2, 16, torch.float32), 2, [(5, 20)])  # a task for each key head
+    assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
+    assert teams == [2, 2, 2]
     torch.set_num_threads(1)
     scene.run(kernel, FULL, scores)
-    assert teams == [2, 2]
+    assert teams == [2, 2, 2]
 
 
 # -- building -------------------------------------------------------------------------------------------------------
