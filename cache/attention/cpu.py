@@ -31,7 +31,7 @@ from cache.pages.packed import PackedStep
 log = logging.getLogger("warmturn.engine")
 
 SHORT = 32  # tokens of a span up to which the kernel is always the faster way
-_PIECE, _PIECE_BY_TILES = 64, 32  # tokens that are attended to together: their sums stay in a near cache
+_PIECE, _SMALL_PIECE = 64, 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CODECS = {Codec.EXACT: 0, Codec.INT8: 1, Codec.FP8: 2}
 _STORED = 5  # tokens
@@ -107,8 +107,7 @@ class CpuPlan:
         flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
-        few = span.size <= _PIECE_BY_TILES or _by_tiles(step.tier.shapes.values())
-        piece = _PIECE_BY_TILES if few else _PIECE
+        piece = _SMALL_PIECE if span.size <= _SMALL_PIECE else _piece(step.tier.shapes.values())
         for at in range(0, span.size, piece):
             size = min(piece, span.size - at)
             yield table.data_ptr(), where, flagged, span.row + at, size, span.start + at
@@ -134,6 +133,17 @@ class CpuPlan:
             *(_TYPES[shape.dtype], _CODECS[shape.codec]),
             *(key_begin, value_begin),
         )
+
+
+def _plan_for_all(step: PackedStep, layer: AttentionLayer) -> CpuPlan:
+    """For long spans too, whether or not the kernel is the faster way."""
+    return CpuPlan(step, layer, step.numbers)
+
+
+def _piece(shapes: Collection[PageShape]) -> int:
+    """Tokens of a long span that are attended to together. Threads divide pieces, or the key heads of larger ones."""
+    divided = all(shape.key_heads > 1 for shape in shapes)
+    return _PIECE if divided and not _by_tiles(shapes) else _SMALL_PIECE
 
 
 def _is_known(shape: PageShape) -> bool:
@@ -167,7 +177,8 @@ class CpuBackend:
         self._team = team_address()
         self._stores: dict[PageShape, bool] = {}
         self._faster: dict[PageShape, bool] = {}
-        self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _trial_steps)
+        cpu = torch.device("cpu")
+        self._self_test = SelfTest(self, "the compiled attention", cpu, _trial_steps, _plan_for_all)
 
     def fits(self, signature: Signature) -> bool:
         shape = signature.shape
@@ -200,7 +211,7 @@ class CpuBackend:
         return faster
 
     def _attend_all(self, step: PackedStep, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor) -> None:
-        self.attend(CpuPlan(step, LAYERS[0], step.numbers), step, LAYERS[0], 0, query, scores, out)
+        self.attend(_plan_for_all(step, LAYERS[0]), step, LAYERS[0], 0, query, scores, out)
 
     def attend(
         self,

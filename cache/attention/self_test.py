@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cache.attention.backend import Backend, Signature
+from cache.attention.backend import Backend, Plan, Signature
 from cache.error_line import first_line
 from cache.memory.memory_tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
@@ -55,9 +55,13 @@ class SelfTest:
         name: str,
         device: torch.device,
         steps: Callable[[Signature], Iterable[StepSpec]] = all_steps,
+        plan: Callable[[PackedStep, AttentionLayer], Plan | None] | None = None,
     ) -> None:
-        """``name``: of the backend in log lines. ``steps``: the steps to test for a signature."""
+        """``name``: of the backend in log lines. ``steps``: the steps to test for a signature. ``plan``: for all spans
+        of a step; the backend's own as the last one if not given.
+        """
         self._backend, self._name, self._device, self._steps = backend, name, device, steps
+        self._plan = plan or (lambda step, layer: backend.plan(step, layer, step.numbers, True))
         self._passed: dict[Signature, bool] = {}
 
     def passes(self, signature: Signature) -> bool:
@@ -89,7 +93,7 @@ class SelfTest:
             if (layer.reach is Reach.CHUNKED) is not signature.chunked:
                 continue
             out = query.new_full((step.tokens, heads, shape.value_dim), float("nan"))
-            plan = self._backend.plan(step, layer, step.numbers, True)
+            plan = self._plan(step, layer)
             if plan is None:
                 return False
             self._backend.attend(plan, step, layer, 0, query, scores, out)

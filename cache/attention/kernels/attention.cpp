@@ -1,4 +1,4 @@
-// Attention of few new tokens over long histories, read where they lie: pages [slots, page, heads, dim].
+// Attention of new tokens over long histories, read where they lie: pages [slots, page, heads, dim].
 //
 // Per session and key head: scores in float32, softmax with a running maximum, times the values. A history is cut into
 // ranges that any thread may take; where they are cut follows from the session's own positions alone, and partial

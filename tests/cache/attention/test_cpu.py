@@ -403,6 +403,7 @@ def test_long_spans_go_the_faster_way(kernel: CpuBackend, faster: bool, monkeypa
     monkeypatch.setattr("cache.attention.packed_attention.attend", watched)
     monkeypatch.setattr("cache.attention.cpu.kernel_is_faster", measure)
     monkeypatch.setattr(kernel, "_faster", {})
+    monkeypatch.setattr(kernel._self_test, "_passed", {})  # it tries long spans, whichever way they go
     for _ in range(2):
         got = layered.run(monkeypatch)
         assert layered.rows[-1] == ((0, 1, 2) if faster else (0, 2))
@@ -431,6 +432,15 @@ def test_pages_of_records_are_timed(kernel: CpuBackend, codec: Codec) -> None:
 def test_the_faster_way_is_measured(seconds: float, faster: bool) -> None:
     shape = PageShape(2, 24, 2, 16, torch.float32)
     assert kernel_is_faster(shape, lambda *_: time.sleep(seconds)) is faster
+
+
+def test_a_kernel_that_has_no_memory_to_be_timed_gets_no_long_spans(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("no memory for attention")
+
+    with caplog.at_level(logging.INFO, "warmturn.engine"):
+        assert not kernel_is_faster(PageShape(2, 24, 2, 16, torch.float32), fails)
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["attention"]
 
 
 def test_a_kernel_that_is_not_right_is_not_used(

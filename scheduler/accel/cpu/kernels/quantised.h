@@ -1,7 +1,7 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
 // processors multiply bytes (VNNI, ARM's dot products), an activation is 256 * high + low of two bytes with a sign, which
-// are multiplied with the stored bytes one after the other, or, of many rows and with VNNI, stays whole and is multiplied
-// as paired.h says. Elsewhere stored bytes are widened to 16 bits first. With --activations int8 processors that multiply
+// are multiplied with the stored bytes one after the other, or, of four rows or more and with VNNI, stays whole and is
+// multiplied as paired.h says. Elsewhere stored bytes are widened to 16 bits first. With --activations int8 processors that multiply
 // bytes have one byte (PLANES) for an activation, and half the work.
 
 #pragma once

@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int64_t PREFETCHING = 1;  // ask for what is read next, in the order of addresses, into the second cache
-constexpr int64_t PAIRED = 2;       // weights of few bits and many rows: multiplied as paired.h says
+constexpr int64_t PAIRED = 2;       // weights of few bits and four rows or more: multiplied as paired.h says
 constexpr int64_t FEW = LANES == 16 ? 6 : 4;
 
 }  // namespace
