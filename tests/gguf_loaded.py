@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from scheduler.weights.gguf.config import read_gguf_config
 from scheduler.weights.gguf.file import GgufFile
+from scheduler.weights.gguf.header import GgufError
 from scheduler.weights.gguf.model import build_model
 
 IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
@@ -52,3 +53,11 @@ def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metada
     tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
     said = {key: value for key, value in {**metadata_of(label), **metadata}.items() if value is not None}
     return write_file(path.with_name("changed.gguf"), said, tensors)
+
+
+def refusal(path: Path, label: str, key: str, wrong: object) -> str:
+    """What is said of the file if one value of its architecture's metadata is another; None: if it does not have it."""
+    architecture = label.partition(" ")[0]
+    with pytest.raises(GgufError) as told:
+        settings(rewritten(path, label, {}, **{f"{architecture}.{key}": wrong}))
+    return str(told.value)

@@ -191,6 +191,21 @@ struct Team {  // of threads that take tasks until none is left
     std::atomic<int64_t>* left;  // per span: tasks that are not done
     std::atomic<int64_t> next{0}, members{0};
 
+    // Lists the tasks of all spans, each cut into `more` times as many where that is possible; results lie from `at` on.
+    void cut(int64_t more, float* at) {
+        for (int64_t n = 0, task = 0; n < work.call.count; n++) {
+            const Span& s = work.call.spans[n];
+            const int64_t ranges = work.ranges(s), parts = work.head_parts(s, more), heads = work.call.key_heads;
+            new (left + n) std::atomic<int64_t>(ranges * parts);
+            results[n] = at;
+            at += ranges * work.partial_floats(s);
+            for (int64_t i = 0; i < ranges * parts; i++) {
+                const int64_t part = i % parts;
+                list[task++] = {n, i / parts, part * heads / parts, (part + 1) * heads / parts};
+            }
+        }
+    }
+
     static void member(void* team) { ((Team*)team)->take(); }
     void take() {
         float* mine = scratch + members.fetch_add(1) * scratch_each;
@@ -229,16 +244,7 @@ int attend(const Call& call) {
     float** results = (float**)(list + tasks);
     Counter* left = (Counter*)(results + call.count);
     Team<T> team{work, tasks, list, results, at + floats, each, left};
-    for (int64_t n = 0, task = 0; n < call.count; n++) {
-        const int64_t count = work.ranges(call.spans[n]), parts = work.head_parts(call.spans[n], more);
-        new (left + n) Counter(count * parts);
-        results[n] = at;
-        at += count * work.partial_floats(call.spans[n]);
-        for (int64_t i = 0; i < count * parts; i++) {
-            const int64_t part = i % parts;
-            list[task++] = {n, i / parts, part * call.key_heads / parts, (part + 1) * call.key_heads / parts};
-        }
-    }
+    team.cut(more, at);
     if (together) call.together(Team<T>::member, &team, unsigned(threads), nullptr);
     else team.take();
     std::free(memory);

@@ -37,12 +37,10 @@ def told(script: str, *args: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(chip: int, found: list[dict[str, Any]], spilling: str = "") -> None:
-    """What every kernel may need; those of the dtype ``spilling`` may have any stack."""
-    for kernel in found:
-        assert kernel["shared"] <= SHARED, kernel
-        assert kernel["stack"] <= SPILLED[chip] or kernel["variant"][1:2] == [spilling], kernel
-        assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
+def fits(chip: int, kernel: dict[str, Any], spilling: str = "") -> bool:
+    """Whether a kernel needs no more than the chip has; one of the dtype ``spilling`` may have any stack."""
+    stack = kernel["stack"] <= SPILLED[chip] or kernel["variant"][1:2] == [spilling]
+    return bool(kernel["shared"] <= SHARED and stack and kernel["registers"] * kernel["warps"] * 32 <= 65536)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +49,7 @@ def check(chip: int, found: list[dict[str, Any]], spilling: str = "") -> None:
 def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found = told("triton_offline.py", str(chip), "few")
-    check(chip, found)
+    assert [kernel for kernel in found if not fits(chip, kernel)] == []
     attend = [kernel for kernel in found if kernel["variant"][0] == "attend"]
     assert {kernel["variant"][4] for kernel in attend} >= {24, 64, 128, 256, 512}
     # Decode steps of usual heads read two blocks at a time: of 64 keys and values, 128 numbers of 2 bytes.
@@ -72,7 +70,8 @@ def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, mo
 @pytest.mark.parametrize("chip", [80, 89, 90, 100])
 def test_all_variants_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check(chip, told("triton_offline.py", str(chip), "all"), spilling="float32")  # slower, and rare
+    found = told("triton_offline.py", str(chip), "all")
+    assert [kernel for kernel in found if not fits(chip, kernel, spilling="float32")] == []  # slower, and rare
 
 
 def test_the_kernels_compute_attention() -> None:
@@ -101,7 +100,7 @@ def test_the_kernels_of_packed_weights_compile_within_what_a_gpu_has(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found = told("triton_packed_offline.py", str(chip), "few")
-    check(chip, found)
+    assert [kernel for kernel in found if not fits(chip, kernel)] == []
     assert {kernel["variant"][0] for kernel in found} == {"multiply", "add_parts", "decode"}
     assert {kernel["variant"][3] for kernel in found} == {0, 4}  # of experts too
 
@@ -110,7 +109,8 @@ def test_the_kernels_of_packed_weights_compile_within_what_a_gpu_has(
 @pytest.mark.parametrize("chip", [80, 89, 90, 100])
 def test_they_compile_for_all_formats(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check(chip, told("triton_packed_offline.py", str(chip), "all"), spilling="float32")
+    found = told("triton_packed_offline.py", str(chip), "all")
+    assert [kernel for kernel in found if not fits(chip, kernel, spilling="float32")] == []
 
 
 def test_the_kernels_of_packed_weights_multiply_with_what_the_checkpoint_says() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_kit import F32, Q8_0, Stored, store, write_file
-from gguf_loaded import logits, quiet, read, rewritten, settings
+from gguf_loaded import logits, quiet, read, refusal, rewritten, settings
 from gguf_metadata import metadata_of
 from gguf_models import written
 
@@ -156,8 +156,7 @@ def test_a_layer_that_predicts_further_tokens_is_none_of_the_model(tmp_path: Pat
 
 def test_models_whose_files_do_not_tell_them_from_larger_ones(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "baichuan", Q8_0)
-    with pytest.raises(GgufError, match="its attention depends on distances"):
-        settings(rewritten(path, "baichuan", {}, **{"baichuan.block_count": 40}))
+    assert "its attention depends on distances" in refusal(path, "baichuan", "block_count", 40)
     for label in ("baichuan", "xverse"):
         path, _ = written(tmp_path / "x.gguf", label, Q8_0)
         grouped = rewritten(path, label, {}, **{f"{label}.attention.head_count_kv": 2})
@@ -171,15 +170,13 @@ def test_what_is_said_in_vain_is_refused(tmp_path: Path) -> None:
         stretched = {"orion.rope.scaling.type": kind, "orion.rope.scaling.factor": 8.0}
         with pytest.raises(GgufError, match="stretched, which those of transformers' model are not"):
             settings(rewritten(path, "orion", {}, **stretched))
-    with pytest.raises(GgufError, match="in a way that is not known"):
-        settings(rewritten(path, "orion", {}, **{"orion.rope.scaling.type": "otherwise"}))
+    assert "in a way that is not known" in refusal(path, "orion", "rope.scaling.type", "otherwise")
     path, _ = written(tmp_path / "x.gguf", "gemma3", Q8_0)
     for key, wrong, told in (
         ("rope.freq_base_swa", 123.0, "of a base that its model has not"),
         ("attention.sliding_window_pattern", [False] * 7, "in other layers than"),
     ):
-        with pytest.raises(GgufError, match=told):
-            settings(rewritten(path, "gemma3", {}, **{f"gemma3.{key}": wrong}))
+        assert told in refusal(path, "gemma3", key, wrong)
     with pytest.raises(GgufError, match="factors of the rotary positions, which"):
         read(rewritten(path, "gemma3", {"rope_freqs.weight": store(torch.ones(8))}))
 
@@ -197,8 +194,7 @@ def test_positions_of_three_numbers_may_be_stretched(tmp_path: Path) -> None:
 )
 def test_what_models_differ_in_has_to_be_said(label: str, key: str, tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", label, Q8_0)
-    with pytest.raises(GgufError, match="does not say all that models"):
-        settings(rewritten(path, label, {}, **{f"{label}.{key}": None}))
+    assert "does not say all that models" in refusal(path, label, key, None)
 
 
 def test_how_much_experts_weigh_is_1_if_it_is_not_said(tmp_path: Path) -> None:
@@ -234,8 +230,7 @@ def test_metadata_of_wrong_types(label: str, key: str, wrong: Any, tmp_path: Pat
 @pytest.mark.parametrize(("label", "other"), [("mimo2", 1), ("mellum", 2)])
 def test_scores_that_the_model_has_not(label: str, other: int, tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", label, Q8_0)
-    with pytest.raises(GgufError, match="the scores of its experts are not the"):
-        settings(rewritten(path, label, {}, **{f"{label}.expert_gating_func": other}))
+    assert "the scores of its experts are not the" in refusal(path, label, "expert_gating_func", other)
 
 
 def test_bases_of_rotary_positions_that_files_need_not_say(tmp_path: Path) -> None:
@@ -244,13 +239,11 @@ def test_bases_of_rotary_positions_that_files_need_not_say(tmp_path: Path) -> No
         settings(rewritten(path, "orion", {}, **{"orion.rope.freq_base": 500.0})).rope_parameters["rope_theta"] == 500
     )
     path, _ = written(tmp_path / "x.gguf", "gptneox", Q8_0)
-    with pytest.raises(GgufError, match="rotary positions have another base"):
-        settings(rewritten(path, "gptneox", {}, **{"gptneox.rope.freq_base": 500.0}))
+    assert "rotary positions have another base" in refusal(path, "gptneox", "rope.freq_base", 500.0)
 
 
 def test_models_that_look_both_ways_say_how_they_pool(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "x.gguf", "qwen3", Q8_0)
-    with pytest.raises(GgufError, match="both ways, and the file does not say how it pools"):
-        settings(rewritten(path, "qwen3", {}, **{"qwen3.attention.causal": False}))
+    assert "both ways, and the file does not say how it pools" in refusal(path, "qwen3", "attention.causal", False)
     with pytest.raises(GgufError, match="no place for 1 tensors of the file, 'dense_2"):
         read(rewritten(path, "qwen3", {"dense_2.weight": store(torch.ones(64, 64))}))
