@@ -111,8 +111,11 @@ class ProductKernels:
 
 
 def block_of(form: DeviceForm) -> int:
-    """Inputs that a tile has: as many of a group as the kernel takes, or two groups of 16; 0 where it takes none."""
-    block = min(form.group & -form.group, _LARGEST)
+    """Inputs that a tile has: as many of a group as the kernel takes, or two groups of 16; 0 where it takes none.
+
+    Codes of fewer than 4 bits are looked up one by one: more of them at once than the fewest do not fit into registers.
+    """
+    block = min(form.group & -form.group, _LARGEST if form.bits >= 4 else _SMALLEST)
     if block < _SMALLEST:
         block = _SMALLEST if form.group == _SMALLEST // 2 else 0
     return block if block and form.inside % block == 0 else 0
