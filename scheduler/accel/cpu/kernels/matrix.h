@@ -72,7 +72,7 @@ void multiply_plain(const Weight& weight, const float* x, int64_t x_row, int64_t
 // One of `rows` rows of float32 as a weight of this type wants its input: `to` is where all rows begin.
 inline void prepare(int64_t type, const float* from, int64_t in, int64_t row, int64_t rows, void* to) {
     if (type & REAL) return prepare_real(from, in, row, (float*)to);
-    if (type & PACKED) return prepare_packed(from, in, row, rows, (Quantised*)to);
+    if (type & PACKED) return prepare_packed(from, in, row, rows, type, (Quantised*)to);
     if (type == TILED) return prepare_tiled(from, in, row, (Activation*)to);
     float* out = (float*)to + row * in;
     int64_t whole = type == 0 ? 0 : in / CHUNK * CHUNK;

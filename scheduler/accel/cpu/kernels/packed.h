@@ -6,8 +6,9 @@
 // 32 elements of `in` follow each other: scales, minima, then values as [tuples][64][TOGETHER] bytes; or, of 4 bits,
 // half as many, whose low halves are of one tuple and whose high halves are of the next. Values of 5 and 6 bits have their
 // low 4 so, and before those of each 8 or 4 tuples the others of these, so that memory is read in the order of addresses.
-// With scales of two levels (FINE) eight blocks have coarse ones in common, which come first. Where values are those of a
-// table (LOOKUP), the 64 columns begin with it.
+// With scales of two levels (FINE) eight blocks have coarse ones in common, which come first. Fine ones of 16 elements
+// (has_whole_scales) are multiplied as whole numbers, so that a block becomes floats once and not twice. Where values
+// are those of a table (LOOKUP), the 64 columns begin with it.
 //
 // Activations are whole numbers too (quantised.h), so that products are exact; what is added to a result, and in which
 // order, does not depend on other rows. Values that are no whole numbers (REAL): see real.h.
@@ -28,17 +29,19 @@ struct Rows {  // of activations, `each` blocks apart, and what becomes of them:
 };
 
 // ROWS rows from `row` on times 64 columns of one block.
-template <class Values, int PARTS_OF_BLOCK, int PLANES, int ROWS, class Codes>
+template <class Values, class Scaling, int PLANES, int ROWS, class Codes>
 inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Codes& codes, const Scales& of,
                          int64_t type, int32_t zero, bool first) {
-    constexpr int64_t PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT;
+    constexpr int PARTS = Scaling::PARTS;
+    constexpr int64_t PART = TUPLES / PARTS, NEXT = Values::NEXT;
     const Quantised* x[ROWS];
     for (int r = 0; r < ROWS; r++) x[r] = rows.x + (row + r) * rows.each;
-    for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
-        for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
+    for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES) {
+        vi whole[Scaling::WHOLE ? ROWS : 1][NEXT] = {};  // of all parts, with their scales
+        for (int64_t part = 0; part < PARTS; part++) {
             Dots<PLANES> sums[ROWS][NEXT];
             for (int r = 0; r < ROWS && !Values::CENTRED; r++)
-                for (int n = 0; n < NEXT; n++) sums[r][n].begin(-zero * x[r]->template sum<PARTS_OF_BLOCK>(part));
+                for (int n = 0; n < NEXT; n++) sums[r][n].begin(-zero * x[r]->template sum<PARTS>(part));
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
                 Values values(w, tuple, column, codes);
 #pragma GCC unroll 8
@@ -56,22 +59,30 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
             for (int r = 0; r < ROWS; r++)
                 for (int n = 0; n < NEXT; n++) {
                     int64_t c = column + n * LANES;
-                    add_scaled<PARTS_OF_BLOCK>(sums[r][n].total(), *x[r], part, of, c, type, first, rows.sums[row + r] + c);
+                    vi total = sums[r][n].total();
+                    if constexpr (Scaling::WHOLE) whole[r][n] += total * of.whole_of(part, c);
+                    else add_scaled<Scaling>(total, *x[r], part, of, c, type, first, rows.sums[row + r] + c);
                 }
         }
+        for (int r = 0; r < ROWS && Scaling::WHOLE; r++)
+            for (int n = 0; n < NEXT; n++) {
+                int64_t c = column + n * LANES;
+                add_scaled<Scaling>(whole[r][n], *x[r], 0, of, c, type, first, rows.sums[row + r] + c);
+            }
+    }
 }
 
 // The rows from `row` on, ROWS at a time: the first that is left.
-template <class Values, int PARTS_OF_BLOCK, int PLANES, int ROWS, class Codes>
+template <class Values, class Scaling, int PLANES, int ROWS, class Codes>
 inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const uint8_t* w, const Codes& codes,
                            const Scales& of, int64_t type, int32_t zero, bool first) {
     for (; row + ROWS <= count; row += ROWS)
-        packed_block<Values, PARTS_OF_BLOCK, PLANES, ROWS>(rows, row, w, codes, of, type, zero, first);
+        packed_block<Values, Scaling, PLANES, ROWS>(rows, row, w, codes, of, type, zero, first);
     return row;
 }
 
 // Up to MOST_ROWS rows times 64 columns.
-template <int BITS, int PARTS_OF_BLOCK, int PLANES, class Codes>
+template <int BITS, class Scaling, int PLANES, class Codes>
 inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
                            int64_t rows, int64_t in_pairs, float* y, int64_t y_row) {
     constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && !Codes::LOOKED_UP;
@@ -79,38 +90,58 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     // From so many rows on, preparing the values of a block once is faster.
     constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
     constexpr int64_t BYTES = Stored<BITS, 1, Codes>::BYTES;
-    float sums[MOST_ROWS][COLUMNS_TOGETHER];
+    alignas(64) float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
-    int32_t zero = int8_t(type >> 8) + Stored<BITS, 1, Codes>::SHIFT;
+#if defined(WARMTURN_BYTES)
+    ScaledBlock scaled;
+#endif
+    int32_t zero = zero_of(type) + Stored<BITS, 1, Codes>::SHIFT;
     const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
     for (int64_t b = 0; b < blocks; b++, w += BYTES) {
-        of.next(w, type, b, PARTS_OF_BLOCK);
+        of.template next<Scaling>(w, type, b);
         for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead, 0, 2);
         Rows all{x + b, blocks, sums};
         int64_t done = 0;
 #if defined(WARMTURN_BYTES)
         if constexpr (PLANES == 2 && MULTIPLIES_PAIRS) {
+            constexpr int OF_EIGHT = FEW_REGISTERS ? 1 : 2, OF_FOUR = 2 * OF_EIGHT;  // registers of columns
+            using Octets = std::conditional_t<Scaling::WHOLE, ScaledBefore<OF_EIGHT>, Stored<BITS, OF_EIGHT, Codes>>;
+            using Quartets = std::conditional_t<Scaling::WHOLE, ScaledBefore<OF_FOUR>, Stored<BITS, OF_FOUR, Codes>>;
+            const uint8_t* from = w;
+            if constexpr (Scaling::WHOLE)
+                if (in_pairs) {
+                    scaled.template make<Stored<BITS, 1, Codes>, Scaling>(w, codes, of, zero);
+                    from = (const uint8_t*)&scaled;
+                }
             for (; done + OCTET <= in_pairs; done += OCTET)
-                paired_block<Stored<BITS, FEW_REGISTERS ? 1 : 2, Codes>, PARTS_OF_BLOCK, OCTET>(
-                    x + done * blocks + b * OCTET, w, codes, of, type, zero, b == 0, sums + done);
-            for (; done < in_pairs; done += QUARTET)
-                paired_block<Stored<BITS, FEW_REGISTERS ? 2 : 4, Codes>, PARTS_OF_BLOCK, QUARTET>(
-                    x + done * blocks + b * QUARTET, w, codes, of, type, zero, b == 0, sums + done);
+                paired_block<Octets, Scaling, OCTET>(x + done * blocks + b * OCTET, from, codes, of, type, b == 0, sums + done);
+            for (; done + QUARTET <= in_pairs; done += QUARTET)
+                paired_block<Quartets, Scaling, QUARTET>(x + done * blocks + b * QUARTET, from, codes, of, type, b == 0,
+                                                         sums + done);
+            if constexpr (Scaling::WHOLE) {
+                const Quantised* rest = x + done * blocks + b * (in_pairs - done);
+                switch (in_pairs - done) {
+                    case 1: paired_block<Quartets, Scaling, 1>(rest, from, codes, of, type, b == 0, sums + done); break;
+                    case 2: paired_block<Quartets, Scaling, 2>(rest, from, codes, of, type, b == 0, sums + done); break;
+                    case 3: paired_block<Quartets, Scaling, 3>(rest, from, codes, of, type, b == 0, sums + done); break;
+                }
+                done = in_pairs;
+            }
         }
 #endif
         if (rows - done < MANY) {
             using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH, Codes>;
             using One = Stored<BITS, WIDTH, Codes>;
-            done = packed_rows<Two, PARTS_OF_BLOCK, PLANES, 2>(all, done, rows, w, codes, of, type, zero, b == 0);
-            packed_rows<One, PARTS_OF_BLOCK, PLANES, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
+            done = packed_rows<Two, Scaling, PLANES, 2>(all, done, rows, w, codes, of, type, zero, b == 0);
+            packed_rows<One, Scaling, PLANES, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
         } else {
             const uint8_t* ready = prepared.template prepare<BITS>(w, codes, zero);
             using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
             if (TOGETHER == 2)
-                done = packed_rows<Prepared<2>, PARTS_OF_BLOCK, PLANES, 4>(all, done, rows, ready, codes, of, type, zero, b == 0);
-            done = packed_rows<Two, PARTS_OF_BLOCK, PLANES, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
-            packed_rows<Prepared<4>, PARTS_OF_BLOCK, PLANES, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
+                done = packed_rows<Prepared<2>, Scaling, PLANES, 4>(all, done, rows, ready, codes, of, type, zero, b == 0);
+            done = packed_rows<Two, Scaling, PLANES, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
+            packed_rows<Prepared<4>, Scaling, PLANES, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
         }
     }
     for (int64_t row = 0; row < rows; row++) std::memcpy(y + row * y_row, sums[row], sizeof sums[row]);
@@ -120,16 +151,21 @@ template <int BITS, class Codes = Themselves>
 inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, int64_t in_pairs,
                         float* y, int64_t y_row, const Codes& codes = Codes()) {
     constexpr int MOST_PARTS = BITS == 5 ? 1 : 2;  // of 5 bits and two parts packed_form.py makes 6 bits
+    constexpr bool MAY_BE_WHOLE = MOST_PARTS == 2 && BITS < 8 && !Codes::LOOKED_UP;
+    typedef Scaling<1, false> One;
+    typedef Scaling<MOST_PARTS, false> Parts;
+    typedef Scaling<MOST_PARTS, MAY_BE_WHOLE> Whole;
+    const bool whole = MAY_BE_WHOLE && has_whole_scales(type);
     if constexpr (TOGETHER == 4)
         if (warmturn_activation_bytes == 1) {
-            if (type & SHORT) return packed_columns<BITS, MOST_PARTS, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
-            return packed_columns<BITS, 1, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+            if (whole) return packed_columns<BITS, Whole, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+            if (type & SHORT) return packed_columns<BITS, Parts, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+            return packed_columns<BITS, One, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
         }
-    if (type & SHORT) packed_columns<BITS, MOST_PARTS, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
-    else packed_columns<BITS, 1, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    if (whole) packed_columns<BITS, Whole, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else if (type & SHORT) packed_columns<BITS, Parts, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else packed_columns<BITS, One, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
 }
-
-inline int64_t bits_of(int64_t type) { return type & NIBBLES ? 4 + (type >> 16 & 15) : 8; }
 
 // Bytes of 64 columns.
 inline int64_t packed_bytes(int64_t type, int64_t blocks) {
@@ -142,7 +178,7 @@ inline int64_t packed_bytes(int64_t type, int64_t blocks) {
 // Columns of the groups first .. last; columns of y are there up to a multiple of 64.
 inline void multiply_packed(const void* weight, int64_t type, int64_t in, const Quantised* x, int64_t rows, float* y,
                             int64_t y_row, int64_t first, int64_t last) {
-    int64_t blocks = blocks_of(in), bytes = packed_bytes(type, blocks), all_in_pairs = rows_in_pairs(rows);
+    int64_t blocks = blocks_of(in), bytes = packed_bytes(type, blocks), all_in_pairs = rows_in_pairs(rows, type);
     for (int64_t g = first, done; g < last; g++)
         for (int64_t row = 0; row < rows; row += done) {
             done = rows - row < MOST_ROWS ? rows - row : MOST_ROWS;

@@ -2,8 +2,8 @@
 //     x0 * w0 + x1 * w1 = (x1 + w0) * (x0 + w1) - x0 * x1 - w0 * w1
 // (S. Winograd, A New Algorithm for Inner Product, IEEE Transactions on Computers, 1968); what is subtracted is computed
 // once for a row and once for a column. Additions take the place of half the multiplications. Processors do more of
-// them, but not three times as many, so every second tuple is multiplied as it is. All numbers are whole, modulo 2^32
-// where they are large, and results have the same bits as those of packed.h.
+// them, but not three times as many, so some tuples are multiplied as they are (`is_paired`). All numbers are whole,
+// modulo 2^32 where they are large, and results have the same bits as those of packed.h.
 
 #pragma once
 
@@ -38,43 +38,95 @@ INLINE inline void each(F f, std::integer_sequence<int, I...>) { (f(std::integra
 template <int N, class F>
 INLINE inline void each(F f) { each(f, std::make_integer_sequence<int, N>()); }
 
-// ROWS rows times 64 columns of one block. `x`: this block of each row; `to`: what becomes of them. As a function of its
-// own it would be 5 % slower.
-template <class Values, int PARTS_OF_BLOCK, int ROWS, class Codes>
-INLINE inline void paired_block(const Quantised* x, const uint8_t* w, const Codes& codes, const Scales& of, int64_t type,
-                                int32_t zero, bool first, float (*to)[COLUMNS_TOGETHER]) {
-    constexpr int PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT, AT_ONCE = Values::AT_ONCE;
-    int32_t begin[PARTS_OF_BLOCK][ROWS], less_here = zero - Values::SHIFT;
-    for (int part = 0; part < PARTS_OF_BLOCK; part++)
-        for (int r = 0; r < ROWS; r++) {
-            uint32_t less = uint32_t(less_here * x[r].template sum<PARTS_OF_BLOCK>(part));
-            begin[part][r] = int32_t(0 - less - x[r].template product<PARTS_OF_BLOCK>(part));
+// The values of a block times their WHOLE scales, as `paired_block` wants them: made once for all octets.
+struct ScaledBlock {
+    alignas(64) uint16_t even[TUPLES][2 * COLUMNS_TOGETHER], odd[TUPLES][2 * COLUMNS_TOGETHER];
+    alignas(64) int32_t products[COLUMNS_TOGETHER];  // of neighbours of tuples that are paired, summed
+
+    template <class Values, class Scaling, class Codes>
+    void make(const uint8_t* w, const Codes& codes, const Scales& of, int32_t zero) {
+        constexpr int PART = TUPLES / Scaling::PARTS, AT_ONCE = Values::AT_ONCE;
+        const uint16_t less = uint16_t(zero - Values::SHIFT);
+        for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES) {
+            vi sum = {};
+            each<Scaling::PARTS>([&](auto part) INLINE {
+                const vshorts scale = of.whole_in_pairs(part, column);
+                each<PART / AT_ONCE>([&](auto some) INLINE {
+                    constexpr int tuple = part * PART + some * AT_ONCE;
+                    Values values(w, tuple, column, codes);
+                    each<AT_ONCE>([&](auto k) INLINE {
+                        vshorts evens, odds;
+                        values.split(k, 0, evens, odds);
+                        evens = (evens - less) * scale, odds = (odds - less) * scale;
+                        if constexpr (is_paired(tuple + k, true)) sum = add_pairs(sum, evens, odds);
+                        std::memcpy(even[tuple + k] + 2 * column, &evens, sizeof evens);
+                        std::memcpy(odd[tuple + k] + 2 * column, &odds, sizeof odds);
+                    });
+                });
+            });
+            std::memcpy(products + column, &sum, sizeof sum);
         }
+    }
+};
+
+// `Stored` of such a block.
+template <int COUNT>
+struct ScaledBefore {
+    static constexpr int NEXT = COUNT, AT_ONCE = 2, MIXED = MIXED_OF<COUNT>;
+    const ScaledBlock* block;
+    int64_t tuple, column;
+
+    template <class Codes>
+    ScaledBefore(const uint8_t* w, int64_t tuple, int64_t column, const Codes&)
+        : block((const ScaledBlock*)w), tuple(tuple), column(column) {}
+
+    void split(int k, int n, vshorts& even, vshorts& odd) const {
+        std::memcpy(&even, block->even[tuple + k] + 2 * (column + n * LANES), sizeof even);
+        std::memcpy(&odd, block->odd[tuple + k] + 2 * (column + n * LANES), sizeof odd);
+    }
+};
+
+// ROWS rows times 64 columns of one block, which is a `ScaledBlock` where scales are WHOLE. `x`: this block of each row;
+// `to`: what becomes of them. As a function of its own it would be 5 % slower.
+template <class Values, class Scaling, int ROWS, class Codes>
+INLINE inline void paired_block(const Quantised* x, const uint8_t* w, const Codes& codes, const Scales& of, int64_t type,
+                                bool first, float (*to)[COLUMNS_TOGETHER]) {
+    constexpr int SUMS = Scaling::SUMS, PART = TUPLES / SUMS, NEXT = Values::NEXT, AT_ONCE = Values::AT_ONCE;
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
-        each<PARTS_OF_BLOCK>([&](auto part) INLINE {
+        each<SUMS>([&](auto part) INLINE {
             vi sums[ROWS][NEXT], products[NEXT] = {};  // of neighbours
             each<ROWS>([&](auto r) INLINE {
-                each<NEXT>([&](auto n) INLINE { sums[r][n] = broadcast(begin[part] + r); });
+                each<NEXT>([&](auto n) INLINE { sums[r][n] = broadcast(x[r].begin + part); });
             });
+            if constexpr (Scaling::WHOLE)
+                std::memcpy(products, ((const ScaledBlock*)w)->products + column, sizeof products);
             each<PART / AT_ONCE>([&](auto some) INLINE {
                 constexpr int tuple = part * PART + some * AT_ONCE;
                 Values values(w, tuple, column, codes);
-                each<AT_ONCE>([&](auto k) INLINE {
-                    constexpr bool paired = is_paired(tuple + k);
+                constexpr int MIXED = Values::MIXED;
+                each<AT_ONCE / MIXED>([&](auto few) INLINE {
                     asm volatile("" ::: "memory");  // GCC would read many tuples first, more than registers hold
-                    vshorts even[NEXT], odd[NEXT];
-                    each<NEXT>([&](auto n) INLINE {
-                        values.split(k, n, even[n], odd[n]);
-                        if constexpr (paired) products[n] = add_pairs(products[n], even[n], odd[n]);
+                    vshorts even[MIXED][NEXT], odd[MIXED][NEXT];
+                    each<MIXED>([&](auto k) INLINE {
+                        each<NEXT>([&](auto n) INLINE {
+                            values.split(few * MIXED + k, n, even[k][n], odd[k][n]);
+                            if constexpr (is_paired(tuple + few * MIXED + k, false) && !Scaling::WHOLE)
+                                products[n] = add_pairs(products[n], even[k][n], odd[k][n]);
+                        });
                     });
                     each<ROWS>([&](auto r) INLINE {
-                        vshorts evens = (vshorts)broadcast(x[r].even + 2 * (tuple + k));
-                        vshorts odds = (vshorts)broadcast(x[r].odd + 2 * (tuple + k));
-                        each<NEXT>([&](auto n) INLINE {
-                            vi& sum = sums[r][n];
-                            if constexpr (paired) sum = add_pairs(sum, odds + even[n], evens + odd[n]);
-                            else sum = add_pairs(add_pairs(sum, evens, even[n]), odds, odd[n]);
-                            HERE(sum);  // Clang would add up row after row behind the last tuple
+                        each<MIXED>([&](auto back) INLINE {
+                            constexpr int k = Scaling::WHOLE ? MIXED - 1 - back : back;  // as was measured
+                            constexpr int number = tuple + few * MIXED + k;
+                            vshorts evens = (vshorts)broadcast(x[r].even + 2 * number);
+                            vshorts odds = (vshorts)broadcast(x[r].odd + 2 * number);
+                            each<NEXT>([&](auto n) INLINE {
+                                vi& sum = sums[r][n];
+                                if constexpr (is_paired(number, Scaling::WHOLE))
+                                    sum = add_pairs(sum, odds + even[k][n], evens + odd[k][n]);
+                                else sum = add_pairs(add_pairs(sum, evens, even[k][n]), odds, odd[k][n]);
+                                HERE(sum);  // Clang would add up row after row behind the last tuple
+                            });
                         });
                     });
                 });
@@ -83,7 +135,7 @@ INLINE inline void paired_block(const Quantised* x, const uint8_t* w, const Code
                 each<NEXT>([&](auto n) INLINE {
                     int64_t c = column + n * LANES;
                     vi sum = (vi)((vu)sums[r][n] - (vu)products[n]);
-                    add_scaled<PARTS_OF_BLOCK>(sum, x[r], part, of, c, type, first, to[r] + c);
+                    add_scaled<Scaling>(sum, x[r], part, of, c, type, first, to[r] + c);
                 });
             });
         });

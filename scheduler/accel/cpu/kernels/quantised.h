@@ -6,6 +6,9 @@
 
 #pragma once
 
+#include <algorithm>
+
+#include "packed_type.h"
 #include "vectors.h"
 #include "ways.h"
 
@@ -33,9 +36,13 @@ constexpr bool MULTIPLIES_PAIRS = TOGETHER == 4 && !SIGNED_BYTES;  // of 16 bits
 constexpr int32_t ADDED = TOGETHER == 4 && !SIGNED_BYTES ? 128 : 0;  // is still there when values are multiplied
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
 constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
+// Where values or products are multiplied with whole scales: an activation plus a value fits 16 bits, and what 32 of them
+// are without their signs, summed, keeps the sum of a block's products in 32 bits.
+constexpr int32_t MOST_SCALED = MOST_VALUE * MOST_SCALE, MOST_WITH_SCALES = INT16_MAX - MOST_SCALED;
+constexpr int32_t MOST_OF_BLOCK = INT32_MAX / MOST_SCALED - BLOCK;  // each may be rounded up
 static_assert(MOST_ACTIVATION + 128 <= INT16_MAX && -MOST_ACTIVATION - 128 >= INT16_MIN);
 constexpr int64_t OCTET = 8, QUARTET = 4;  // rows that go through a block together in paired.h
-constexpr bool is_paired(int64_t tuple) { return tuple % 2; }
+constexpr bool is_paired(int64_t tuple, bool whole_scales) { return tuple % (whole_scales ? 4 : 2); }  // the fastest ones
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4 && !SIGNED_BYTES;  // twice as many sums; ARM has 32
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
@@ -75,14 +82,17 @@ struct Quantised {  // 32 activations, x[i] * scale each
         *(narrow*)(even + i / 2) = __builtin_convertvector((pairs)values, narrow);
         *(narrow*)(odd + i / 2) = __builtin_convertvector((pairs)values >> 32, narrow);
     }
-    void finish(Order order) {
+    void finish(Order order, int64_t type) {
         if (order != Order::PAIRS) return;
+        const bool whole = has_whole_scales(type);
         for (int half = 0; half < 2; half++) {
-            uint32_t sum = 0;
+            uint32_t less = whole ? 0 : uint32_t(zero_of(type)) * uint32_t(sums[half]);
 #pragma GCC unroll 8
-            for (int i = 8 * half; i < 8 * half + 8; i++) sum += is_paired(i / 2) ? uint32_t(even[i] * odd[i]) : 0;
-            products[half] = sum;
+            for (int i = 8 * half; i < 8 * half + 8; i++)
+                less += is_paired(i / 2, whole) ? uint32_t(even[i] * odd[i]) : 0;
+            begin[half] = 0 - less;
         }
+        if (whole || !(type & SHORT)) begin[0] += begin[1];
     }
 #else
     int16_t x[BLOCK];
@@ -90,12 +100,12 @@ struct Quantised {  // 32 activations, x[i] * scale each
         add_sum(i, values);
         *(vshort_in_memory*)(x + i) = __builtin_convertvector(values, vshort_in_memory);
     }
-    void finish(Order) {}
+    void finish(Order, int64_t) {}
 #endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
     float least;      // minus the sum of all 32, as they are
-    uint32_t products[2];  // of neighbours of tuples that are paired, summed: of the first and of the last 16
+    uint32_t begin[2];  // in PAIRS: what is added to a block's products, or to those of its first and of its last 16
     void add_sum(int64_t i, vi values) {
         int32_t& sum = sums[i / (BLOCK / 2)];
         sum = (i % (BLOCK / 2) ? sum : 0) + fold(values, [](vi p, vi q) { return p + q; });
@@ -103,9 +113,6 @@ struct Quantised {  // 32 activations, x[i] * scale each
     // Of one of so many parts: the sum of whole numbers, and minus that of activations.
     template <int PARTS> int32_t sum(int64_t part) const { return PARTS == 1 ? sums[0] + sums[1] : sums[part]; }
     template <int PARTS> float less(int64_t part) const { return PARTS == 1 ? least : -scale * float(sums[part]); }
-    template <int PARTS> uint32_t product(int64_t part) const {
-        return PARTS == 1 ? products[0] + products[1] : products[part];
-    }
 };
 static_assert(sizeof(Quantised) <= BLOCK * sizeof(float), "rows that are prepared have the room of floats");
 
@@ -183,31 +190,52 @@ inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
 inline bool can_pair(int64_t rows) { return MULTIPLIES_PAIRS && warmturn_activation_bytes == 2 && rows >= QUARTET; }
 
-// How many of these rows, the first ones, are multiplied in pairs: octets, and behind them a quartet. Between
-// `prepare_packed` and their products neither ways nor warmturn_activation_bytes may change.
-inline int64_t rows_in_pairs(int64_t rows) { return can_pair(rows) && way_of(rows) & PAIRED ? rows / QUARTET * QUARTET : 0; }
+// How many of these rows, the first ones, are multiplied in pairs: octets, behind them a quartet, and with whole scales,
+// where all have a prepared block in common, those that are left. Between `prepare_packed` and their products neither ways
+// nor warmturn_activation_bytes may change.
+inline int64_t rows_in_pairs(int64_t rows, int64_t type) {
+    if (!can_pair(rows) || !(way_of(rows) & PAIRED)) return 0;
+    return has_whole_scales(type) ? rows : rows / QUARTET * QUARTET;
+}
 
-// Of how many rows one of `in_pairs` is that are multiplied in pairs.
-inline int64_t rows_beside(int64_t row, int64_t in_pairs) { return row < in_pairs / OCTET * OCTET ? OCTET : QUARTET; }
+struct RowsTogether {  // the first of them, and how many
+    int64_t first, count;
+};
+// Those that go through a block together with one of `in_pairs`.
+inline RowsTogether rows_beside(int64_t row, int64_t in_pairs) {
+    const int64_t octets = in_pairs / OCTET * OCTET, quartets = in_pairs / QUARTET * QUARTET;
+    if (row < octets) return {row / OCTET * OCTET, OCTET};
+    if (row < quartets) return {octets, QUARTET};
+    return {quartets, in_pairs - quartets};
+}
 
-// One of some rows of float32 as products with packed weights want it: a row of [rows][blocks], or, of those that are
-// multiplied in pairs, of [blocks][OCTET] for each octet and [blocks][QUARTET] for a quartet.
-inline void prepare_packed(const float* from, int64_t in, int64_t row, int64_t rows, Quantised* to) {
-    const int64_t in_pairs = rows_in_pairs(rows);
+// The sum of 32 numbers without their signs, times `factor`.
+inline float sum_of_sizes(const float* values, float factor) {
+    vf sum{};
+    for (int64_t i = 0; i < BLOCK; i += LANES) sum += (vf)((vi)load(values + i) & 0x7fffffff) * factor;
+    return fold(sum, [](vf p, vf q) { return p + q; });
+}
+
+// One of some rows of float32 as products with a packed weight of this type want it: a row of [rows][blocks], or of
+// [blocks][count] for those that go together in pairs.
+inline void prepare_packed(const float* from, int64_t in, int64_t row, int64_t rows, int64_t type, Quantised* to) {
+    const int64_t in_pairs = rows_in_pairs(rows, type);
     const bool paired = row < in_pairs;
     const Order order = paired ? Order::PAIRS : TOGETHER == 4 && warmturn_activation_bytes == 1 ? Order::BYTES : Order::PLANES;
-    const int64_t blocks = blocks_of(in), step = paired ? rows_beside(row, in_pairs) : 1;
-    Quantised* out = to + row / step * step * blocks + row % step;
-    const int32_t most_of = order == Order::BYTES ? MOST_OF_BYTE : MOST_ACTIVATION;
+    const auto [first, step] = paired ? rows_beside(row, in_pairs) : RowsTogether{row, 1};
+    Quantised* out = to + first * blocks_of(in) + row - first;
+    const bool bytes = order == Order::BYTES, whole = has_whole_scales(type) && !bytes;
+    const int32_t most_of = bytes ? MOST_OF_BYTE : whole ? MOST_WITH_SCALES : MOST_ACTIVATION;
     float rest[BLOCK] = {};
     for (int64_t at = 0; at < in; at += BLOCK, out += step) {
         const float* values = from + at;
         if (in - at < BLOCK) values = (const float*)std::memcpy(rest, values, (in - at) * sizeof(float));
         vi bits{};
         for (int64_t i = 0; i < BLOCK; i += LANES) bits = larger_bits(bits, (vi)load(values + i) & 0x7fffffff);
-        int32_t most = fold(bits, larger_bits);
+        int32_t largest = fold(bits, larger_bits);
         float size;  // no number where one is not
-        std::memcpy(&size, &most, sizeof size);
+        std::memcpy(&size, &largest, sizeof size);
+        if (whole) size = std::max(size, sum_of_sizes(values, float(MOST_WITH_SCALES) / MOST_OF_BLOCK));
         bool finite = size <= 3.0e38f;
         out->scale = finite ? size / most_of : NAN;
         float up = finite && size > 1e-30f ? most_of / size : 0;
@@ -216,7 +244,7 @@ inline void prepare_packed(const float* from, int64_t in, int64_t row, int64_t r
             vf shifted = (finite ? load(values + i) : vf{}) * up + 12582912.0f;  // the nearest integer in the low bits
             out->set(i, (vi)shifted - 0x4b400000, order);
         }
-        out->finish(order);
+        out->finish(order, type);
         out->least = -out->scale * float(out->sums[0] + out->sums[1]);
     }
 }

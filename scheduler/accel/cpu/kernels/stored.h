@@ -7,11 +7,6 @@
 
 namespace {
 
-// A packed weight's type: these bits, eight above them for the zero, and above those four for how many bits values have
-// beside their low 4, where they have NIBBLES.
-constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SHORT = 32, ZEROS = 64, LOOKUP = 128;
-constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
-constexpr int64_t BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
 static_assert(MOST_ROWS % OCTET == 0, "octets are not cut");
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
@@ -43,15 +38,16 @@ inline vf float16s(const void* from) {  // LANES of them
 }
 
 // Bytes of memory in wider registers. Without instructions for it, compilers do this in several steps, or one by one.
-inline vf as_floats(const uint8_t* from) {  // LANES bytes with a sign
+inline vi whole_numbers(const uint8_t* from) {  // LANES bytes with a sign
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-    return __builtin_convertvector(__builtin_convertvector(*(const vfine_in_memory*)from, vi), vf);
+    return __builtin_convertvector(*(const vfine_in_memory*)from, vi);
 #endif
 }
+inline vf as_floats(const uint8_t* from) { return __builtin_convertvector(whole_numbers(from), vf); }
 
 // TOGETHER * LANES bytes as they are multiplied: whole registers, or one 16-bit integer each, with a sign or without.
 #if defined(WARMTURN_BYTES)
@@ -114,15 +110,20 @@ struct LookedUp {  // in a table of 16 bytes, which are stored with a sign where
 
 // Scales and minima of one block of 64 columns, as floats: [parts of the block][64].
 struct Scales {
-    float scales[2][COLUMNS_TOGETHER], minima[2][COLUMNS_TOGETHER], coarse[2][COLUMNS_TOGETHER];
+    alignas(64) float scales[2][COLUMNS_TOGETHER], minima[2][COLUMNS_TOGETHER], coarse[2][COLUMNS_TOGETHER];
+    int32_t whole[2][COLUMNS_TOGETHER];  // the fine ones, where they are not in `scales`
 
     // The next block of 64 columns, the `number`th of its row: `from` is behind them afterwards.
-    void next(const uint8_t*& from, int64_t type, int64_t number, int parts) {
+    template <class Scaling>
+    void next(const uint8_t*& from, int64_t type, int64_t number) {
+        constexpr int parts = Scaling::PARTS;
         bool least = type & MINIMA, floats = type & FLOATS;
         if (type & FINE) {
             if (number % BLOCKS_OF_COARSE == 0)
                 for (int kind = 0; kind < (least ? 2 : 1); kind++) read(from, false, coarse[kind]);
-            for (int part = 0; part < parts; part++) read_fine(from, coarse[0], scales[part]);
+            for (int part = 0; part < parts; part++)
+                if constexpr (Scaling::WHOLE) read_whole(from, whole[part]);
+                else read_fine(from, coarse[0], scales[part]);
             for (int part = 0; least && part < parts; part++) read_fine(from, coarse[1], minima[part]);
         } else {
             for (int part = 0; part < parts; part++) read(from, floats, scales[part]);
@@ -132,6 +133,15 @@ struct Scales {
         }
     }
 
+    vi whole_of(int64_t part, int64_t column) const {
+        vi numbers;
+        std::memcpy(&numbers, whole[part] + column, sizeof numbers);
+        return numbers;
+    }
+    vshorts whole_in_pairs(int64_t part, int64_t column) const {  // each of them twice
+        vi numbers = whole_of(part, column);
+        return (vshorts)(numbers << 16 | (numbers & 0xffff));
+    }
     static void read(const uint8_t*& from, bool floats, float* to) {
         for (int64_t c = 0; c < COLUMNS_TOGETHER; c += LANES)
             store(to + c, floats ? load((const float*)from + c) : float16s(from + 2 * c));
@@ -141,7 +151,19 @@ struct Scales {
         for (int64_t c = 0; c < COLUMNS_TOGETHER; c += LANES) store(to + c, load(coarse + c) * as_floats(from + c));
         from += COLUMNS_TOGETHER;
     }
+    static void read_whole(const uint8_t*& from, int32_t* to) {
+        for (int64_t c = 0; c < COLUMNS_TOGETHER; c += LANES) {
+            vi wide = whole_numbers(from + c);
+            std::memcpy(to + c, &wide, sizeof wide);
+        }
+        from += COLUMNS_TOGETHER;
+    }
 };
+
+// So many tuples go through a row together in paired.h, so that multiplications and additions alternate: with as many
+// registers of columns, more tuples have no place in registers.
+template <int COUNT>
+constexpr int MIXED_OF = LANES == 16 && COUNT == 2 ? 2 : 1;
 
 // Values of BITS each as they are multiplied, from what is stored: some tuples of COUNT registers of columns.
 template <int BITS, int COUNT, class Codes>
@@ -149,6 +171,7 @@ struct Stored {
     static constexpr int NEXT = COUNT, HIGH = BITS == 8 ? 0 : BITS - 4;
     static constexpr bool CENTRED = false;
     static constexpr int AT_ONCE = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;  // tuples
+    static constexpr int MIXED = BITS == 8 ? 1 : MIXED_OF<COUNT>;
     static constexpr int64_t HIGHS = HIGH ? ROW : 0, LOWS = BITS == 8 ? ROW : AT_ONCE / 2 * ROW;  // bytes of these tuples
     static constexpr int64_t BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
     const uint8_t *high, *low;
@@ -218,14 +241,25 @@ struct PreparedBlock {
     }
 };
 
-// The products of one row with LANES columns of a part of a block, added to what became of the blocks before.
-template <int PARTS_OF_BLOCK>
+// How sums of a block become floats. PARTS: of its elements that have a scale of their own. WHOLE: products are multiplied
+// with these, whole numbers, before they become floats, once for the block.
+template <int PARTS_OF_BLOCK, bool IS_WHOLE>
+struct Scaling {
+    static constexpr int PARTS = PARTS_OF_BLOCK, SUMS = IS_WHOLE ? 1 : PARTS;
+    static constexpr bool WHOLE = IS_WHOLE;
+};
+
+// The products of one row with LANES columns of a block, or of one of its SUMS, added to what became of the blocks before.
+template <class Scaling>
 inline void add_scaled(vi products, const Quantised& x, int64_t part, const Scales& of, int64_t column, int64_t type,
                        bool first, float* to) {
+    const float* scales = Scaling::WHOLE ? of.coarse[0] : of.scales[part];
     vf before = first && part == 0 ? vf{} : load(to);
-    vf value = fused(__builtin_convertvector(products, vf), load(of.scales[part] + column) * x.scale, before);
+    vf value = fused(__builtin_convertvector(products, vf), load(scales + column) * x.scale, before);
     if (type & MINIMA)
-        value = fused(load(of.minima[part] + column), splat(x.template less<PARTS_OF_BLOCK>(part)), value);
+        value = fused(load(of.minima[part] + column), splat(x.template less<Scaling::PARTS>(part)), value);
+    if (Scaling::WHOLE && type & MINIMA)
+        value = fused(load(of.minima[1] + column), splat(x.template less<Scaling::PARTS>(1)), value);
     store(to, value);
 }
 

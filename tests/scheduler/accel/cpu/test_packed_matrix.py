@@ -68,6 +68,19 @@ def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
     assert torch.equal(run(x[5:10]), together[5:10])
 
 
+@pytest.mark.parametrize("code", [0, 63])
+def test_the_largest_values_times_the_largest_scales_have_a_place(code: int) -> None:
+    """Scales of 8 bits are multiplied while products are whole numbers of 32 bits."""
+    source = Source(64, 256, bits=6, group=16, zero=32, fine=True)
+    codes, fine = torch.full((64, 256), code, dtype=torch.uint8), torch.full((64, 16), -128, dtype=torch.int8)
+    source.all = PackedRows(codes, None, None, torch.full((64, 1), 2.0**-9), fine)
+    x = torch.randn(13, 256, generator=torch.Generator().manual_seed(4))
+    x[0], x[1], x[2, ::2], x[3, 5], x[4, 32:48] = 1.0, -1.0, 3.0, 100.0, -7.0
+    got = product(PackedMatrix(source), None, torch.float32, compiled())(x)
+    want = F.linear(x.double(), source.dequantise(0, 64).double())
+    assert torch.allclose(got.double(), want, atol=1e-3 * float(want.abs().mean()), rtol=1e-4)
+
+
 WHOLE = [name for name, form in FORMS.items() if form.order is None and not form.inside % 32 and not RealForm.of(form)]
 
 
