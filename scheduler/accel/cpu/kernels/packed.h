@@ -37,7 +37,7 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
     const Quantised* x[ROWS];
     for (int r = 0; r < ROWS; r++) x[r] = rows.x + (row + r) * rows.each;
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES) {
-        vi whole[Scaling::WHOLE ? ROWS : 1][NEXT] = {};  // of all parts, with their scales
+        vi of_parts[Scaling::WHOLE ? ROWS : 1][NEXT] = {};  // with their scales
         for (int64_t part = 0; part < PARTS; part++) {
             Dots<PLANES> sums[ROWS][NEXT];
             for (int r = 0; r < ROWS && !Values::CENTRED; r++)
@@ -60,14 +60,14 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
                 for (int n = 0; n < NEXT; n++) {
                     int64_t c = column + n * LANES;
                     vi total = sums[r][n].total();
-                    if constexpr (Scaling::WHOLE) whole[r][n] += total * of.whole_of(part, c);
+                    if constexpr (Scaling::WHOLE) of_parts[r][n] += total * of.fine_of(part, c);
                     else add_scaled<Scaling>(total, *x[r], part, of, c, type, first, rows.sums[row + r] + c);
                 }
         }
         for (int r = 0; r < ROWS && Scaling::WHOLE; r++)
             for (int n = 0; n < NEXT; n++) {
                 int64_t c = column + n * LANES;
-                add_scaled<Scaling>(whole[r][n], *x[r], 0, of, c, type, first, rows.sums[row + r] + c);
+                add_scaled<Scaling>(of_parts[r][n], *x[r], 0, of, c, type, first, rows.sums[row + r] + c);
             }
     }
 }
@@ -111,7 +111,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
             const uint8_t* from = w;
             if constexpr (Scaling::WHOLE)
                 if (in_pairs) {
-                    scaled.template make<Stored<BITS, 1, Codes>, Scaling>(w, codes, of, zero);
+                    scaled.template make<Stored<BITS, 1, Codes>, Scaling>(w, codes, of, type);
                     from = (const uint8_t*)&scaled;
                 }
             for (; done + OCTET <= in_pairs; done += OCTET)
@@ -152,19 +152,19 @@ inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Qu
                         float* y, int64_t y_row, const Codes& codes = Codes()) {
     constexpr int MOST_PARTS = BITS == 5 ? 1 : 2;  // of 5 bits and two parts packed_form.py makes 6 bits
     constexpr bool MAY_BE_WHOLE = MOST_PARTS == 2 && BITS < 8 && !Codes::LOOKED_UP;
-    typedef Scaling<1, false> One;
-    typedef Scaling<MOST_PARTS, false> Parts;
-    typedef Scaling<MOST_PARTS, MAY_BE_WHOLE> Whole;
+    typedef BlockScaling<1, false> Alike;
+    typedef BlockScaling<MOST_PARTS, false> Parts;
+    typedef BlockScaling<MOST_PARTS, MAY_BE_WHOLE> Whole;
     const bool whole = MAY_BE_WHOLE && has_whole_scales(type);
     if constexpr (TOGETHER == 4)
         if (warmturn_activation_bytes == 1) {
             if (whole) return packed_columns<BITS, Whole, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
             if (type & SHORT) return packed_columns<BITS, Parts, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
-            return packed_columns<BITS, One, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+            return packed_columns<BITS, Alike, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
         }
     if (whole) packed_columns<BITS, Whole, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
     else if (type & SHORT) packed_columns<BITS, Parts, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
-    else packed_columns<BITS, One, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else packed_columns<BITS, Alike, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
 }
 
 // Bytes of 64 columns.

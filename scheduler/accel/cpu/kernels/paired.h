@@ -1,4 +1,4 @@
-// Products of eight or four rows of activations in fewer multiplications. For two neighbours of each,
+// Products of four rows of activations or more in fewer multiplications. For two neighbours of each,
 //     x0 * w0 + x1 * w1 = (x1 + w0) * (x0 + w1) - x0 * x1 - w0 * w1
 // (S. Winograd, A New Algorithm for Inner Product, IEEE Transactions on Computers, 1968); what is subtracted is computed
 // once for a row and once for a column. Additions take the place of half the multiplications. Processors do more of
@@ -25,6 +25,19 @@ inline vi add_pairs(vi sum, vshorts a, vshorts b) {
 #endif
 }
 
+// Two bytes without a sign times two with one, added, in 16 bits.
+inline vshorts add_byte_pairs(vshorts a, vshorts b) {
+#if defined(__AVX512BW__)
+    return (vshorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vshorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#else
+    typedef int16_t with_sign __attribute__((vector_size(sizeof(vshorts))));
+    with_sign low = (with_sign)(b << 8) >> 8, high = (with_sign)b >> 8;
+    return (a & 0x00ff) * (vshorts)low + (a >> 8) * (vshorts)high;
+#endif
+}
+
 // f(0), .. f(N - 1), where the numbers are constants at once: arrays stay in memory if GCC sees only later that their
 // indices are constant.
 #define INLINE __attribute__((always_inline))
@@ -38,26 +51,24 @@ INLINE inline void each(F f, std::integer_sequence<int, I...>) { (f(std::integra
 template <int N, class F>
 INLINE inline void each(F f) { each(f, std::make_integer_sequence<int, N>()); }
 
-// The values of a block times their WHOLE scales, as `paired_block` wants them: made once for all octets.
+// The values of a block times their WHOLE scales, as `paired_block` wants them: made once for all rows.
 struct ScaledBlock {
     alignas(64) uint16_t even[TUPLES][2 * COLUMNS_TOGETHER], odd[TUPLES][2 * COLUMNS_TOGETHER];
     alignas(64) int32_t products[COLUMNS_TOGETHER];  // of neighbours of tuples that are paired, summed
 
     template <class Values, class Scaling, class Codes>
-    void make(const uint8_t* w, const Codes& codes, const Scales& of, int32_t zero) {
+    void make(const uint8_t* w, const Codes& codes, const Scales& of, int64_t type) {
         constexpr int PART = TUPLES / Scaling::PARTS, AT_ONCE = Values::AT_ONCE;
-        const uint16_t less = uint16_t(zero - Values::SHIFT);
         for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES) {
             vi sum = {};
             each<Scaling::PARTS>([&](auto part) INLINE {
-                const vshorts scale = of.whole_in_pairs(part, column);
+                const vshorts scale = of.fine_in_pairs(part, column), less = scale * uint16_t(zero_of(type));
                 each<PART / AT_ONCE>([&](auto some) INLINE {
                     constexpr int tuple = part * PART + some * AT_ONCE;
                     Values values(w, tuple, column, codes);
                     each<AT_ONCE>([&](auto k) INLINE {
-                        vshorts evens, odds;
-                        values.split(k, 0, evens, odds);
-                        evens = (evens - less) * scale, odds = (odds - less) * scale;
+                        vshorts value = values.get(k, 0), evens = add_byte_pairs(value, scale & 0x00ff) - less;
+                        vshorts odds = add_byte_pairs(value, scale << 8) - less;
                         if constexpr (is_paired(tuple + k, true)) sum = add_pairs(sum, evens, odds);
                         std::memcpy(even[tuple + k] + 2 * column, &evens, sizeof evens);
                         std::memcpy(odd[tuple + k] + 2 * column, &odds, sizeof odds);
@@ -116,7 +127,7 @@ INLINE inline void paired_block(const Quantised* x, const uint8_t* w, const Code
                     });
                     each<ROWS>([&](auto r) INLINE {
                         each<MIXED>([&](auto back) INLINE {
-                            constexpr int k = Scaling::WHOLE ? MIXED - 1 - back : back;  // as was measured
+                            constexpr int k = Scaling::WHOLE ? MIXED - 1 - back : back;  // as was faster
                             constexpr int number = tuple + few * MIXED + k;
                             vshorts evens = (vshorts)broadcast(x[r].even + 2 * number);
                             vshorts odds = (vshorts)broadcast(x[r].odd + 2 * number);

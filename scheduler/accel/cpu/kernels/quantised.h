@@ -1,8 +1,8 @@
 // Activations rounded to 16-bit integers with a scale for each 32 of them, and their products with stored values. Where
 // processors multiply bytes (VNNI, ARM's dot products), an activation is 256 * high + low of two bytes with a sign, which
 // are multiplied with the stored bytes one after the other, or, of four rows or more and with VNNI, stays whole and is
-// multiplied as paired.h says. Elsewhere stored bytes are widened to 16 bits first. With --activations int8 processors that multiply
-// bytes have one byte (PLANES) for an activation, and half the work.
+// multiplied as paired.h says. Elsewhere stored bytes are widened to 16 bits first. With --activations int8 processors that
+// multiply bytes have one byte (PLANES) for an activation, and half the work.
 
 #pragma once
 
@@ -36,12 +36,13 @@ constexpr bool MULTIPLIES_PAIRS = TOGETHER == 4 && !SIGNED_BYTES;  // of 16 bits
 constexpr int32_t ADDED = TOGETHER == 4 && !SIGNED_BYTES ? 128 : 0;  // is still there when values are multiplied
 constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
 constexpr int32_t MOST_OF_BYTE = 127, MOST_ACTIVATION = 127 * 256 + 127;  // with a stored value added it fits 16 bits
-// Where values or products are multiplied with whole scales: an activation plus a value fits 16 bits, and what 32 of them
-// are without their signs, summed, keeps the sum of a block's products in 32 bits.
-constexpr int32_t MOST_SCALED = MOST_VALUE * MOST_SCALE, MOST_WITH_SCALES = INT16_MAX - MOST_SCALED;
-constexpr int32_t MOST_OF_BLOCK = INT32_MAX / MOST_SCALED - BLOCK;  // each may be rounded up
+// Where values or products are multiplied with whole scales: an activation plus a scaled value fits 16 bits, and what 32
+// of them are without their signs, summed, keeps the sum of a block's products in 32 bits.
+constexpr int32_t MOST_SCALED = MOST_VALUE * MOST_SCALE;
+constexpr int32_t MOST_WITH_SCALES = MULTIPLIES_PAIRS ? INT16_MAX - MOST_SCALED : MOST_ACTIVATION;
+constexpr int32_t MOST_OF_BLOCK = INT32_MAX / MOST_SCALED - BLOCK;  // each may be rounded up, by a half
 static_assert(MOST_ACTIVATION + 128 <= INT16_MAX && -MOST_ACTIVATION - 128 >= INT16_MIN);
-constexpr int64_t OCTET = 8, QUARTET = 4;  // rows that go through a block together in paired.h
+constexpr int64_t OCTET = 8, QUARTET = 4;  // rows that go through a block together in paired.h, where there are so many
 constexpr bool is_paired(int64_t tuple, bool whole_scales) { return tuple % (whole_scales ? 4 : 2); }  // the fastest ones
 constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4 && !SIGNED_BYTES;  // twice as many sums; ARM has 32
 

@@ -108,10 +108,10 @@ struct LookedUp {  // in a table of 16 bytes, which are stored with a sign where
     }
 };
 
-// Scales and minima of one block of 64 columns, as floats: [parts of the block][64].
+// Scales and minima of one block of 64 columns: [parts of the block][64]. As floats, but for whole scales.
 struct Scales {
     alignas(64) float scales[2][COLUMNS_TOGETHER], minima[2][COLUMNS_TOGETHER], coarse[2][COLUMNS_TOGETHER];
-    int32_t whole[2][COLUMNS_TOGETHER];  // the fine ones, where they are not in `scales`
+    int32_t fine[2][COLUMNS_TOGETHER];  // if WHOLE: the scales without the coarse ones
 
     // The next block of 64 columns, the `number`th of its row: `from` is behind them afterwards.
     template <class Scaling>
@@ -122,7 +122,7 @@ struct Scales {
             if (number % BLOCKS_OF_COARSE == 0)
                 for (int kind = 0; kind < (least ? 2 : 1); kind++) read(from, false, coarse[kind]);
             for (int part = 0; part < parts; part++)
-                if constexpr (Scaling::WHOLE) read_whole(from, whole[part]);
+                if constexpr (Scaling::WHOLE) read_whole(from, fine[part]);
                 else read_fine(from, coarse[0], scales[part]);
             for (int part = 0; least && part < parts; part++) read_fine(from, coarse[1], minima[part]);
         } else {
@@ -133,13 +133,13 @@ struct Scales {
         }
     }
 
-    vi whole_of(int64_t part, int64_t column) const {
+    vi fine_of(int64_t part, int64_t column) const {
         vi numbers;
-        std::memcpy(&numbers, whole[part] + column, sizeof numbers);
+        std::memcpy(&numbers, fine[part] + column, sizeof numbers);
         return numbers;
     }
-    vshorts whole_in_pairs(int64_t part, int64_t column) const {  // each of them twice
-        vi numbers = whole_of(part, column);
+    vshorts fine_in_pairs(int64_t part, int64_t column) const {  // each of them twice
+        vi numbers = fine_of(part, column);
         return (vshorts)(numbers << 16 | (numbers & 0xffff));
     }
     static void read(const uint8_t*& from, bool floats, float* to) {
@@ -160,8 +160,8 @@ struct Scales {
     }
 };
 
-// So many tuples go through a row together in paired.h, so that multiplications and additions alternate: with as many
-// registers of columns, more tuples have no place in registers.
+// So many tuples go through a row together in paired.h, so that multiplications and additions alternate: with COUNT
+// registers of columns of each, more have no place in registers.
 template <int COUNT>
 constexpr int MIXED_OF = LANES == 16 && COUNT == 2 ? 2 : 1;
 
@@ -244,7 +244,7 @@ struct PreparedBlock {
 // How sums of a block become floats. PARTS: of its elements that have a scale of their own. WHOLE: products are multiplied
 // with these, whole numbers, before they become floats, once for the block.
 template <int PARTS_OF_BLOCK, bool IS_WHOLE>
-struct Scaling {
+struct BlockScaling {
     static constexpr int PARTS = PARTS_OF_BLOCK, SUMS = IS_WHOLE ? 1 : PARTS;
     static constexpr bool WHOLE = IS_WHOLE;
 };
