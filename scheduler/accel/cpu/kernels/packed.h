@@ -90,7 +90,7 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     // From so many rows on, preparing the values of a block once is faster.
     constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
     constexpr int64_t BYTES = Stored<BITS, 1, Codes>::BYTES;
-    alignas(64) float sums[MOST_ROWS][COLUMNS_TOGETHER];
+    float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
 #if defined(WARMTURN_BYTES)
@@ -147,6 +147,16 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
     for (int64_t row = 0; row < rows; row++) std::memcpy(y + row * y_row, sums[row], sizeof sums[row]);
 }
 
+// With activations of one byte or of two.
+template <int BITS, class Scaling, class Codes>
+inline void packed_planes(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
+                          int64_t rows, int64_t in_pairs, float* y, int64_t y_row) {
+    if constexpr (TOGETHER == 4)
+        if (warmturn_activation_bytes == 1)
+            return packed_columns<BITS, Scaling, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
+    packed_columns<BITS, Scaling, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+}
+
 template <int BITS, class Codes = Themselves>
 inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, int64_t in_pairs,
                         float* y, int64_t y_row, const Codes& codes = Codes()) {
@@ -155,16 +165,12 @@ inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Qu
     typedef BlockScaling<1, false> Alike;
     typedef BlockScaling<MOST_PARTS, false> Parts;
     typedef BlockScaling<MOST_PARTS, MAY_BE_WHOLE> Whole;
-    const bool whole = MAY_BE_WHOLE && has_whole_scales(type);
-    if constexpr (TOGETHER == 4)
-        if (warmturn_activation_bytes == 1) {
-            if (whole) return packed_columns<BITS, Whole, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
-            if (type & SHORT) return packed_columns<BITS, Parts, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
-            return packed_columns<BITS, Alike, 1>(w, codes, type, blocks, x, rows, 0, y, y_row);
-        }
-    if (whole) packed_columns<BITS, Whole, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
-    else if (type & SHORT) packed_columns<BITS, Parts, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
-    else packed_columns<BITS, Alike, 2>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    if (MAY_BE_WHOLE && has_whole_scales(type))
+        packed_planes<BITS, Whole>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else if (type & SHORT)
+        packed_planes<BITS, Parts>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
+    else
+        packed_planes<BITS, Alike>(w, codes, type, blocks, x, rows, in_pairs, y, y_row);
 }
 
 // Bytes of 64 columns.

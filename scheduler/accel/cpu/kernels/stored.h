@@ -110,7 +110,7 @@ struct LookedUp {  // in a table of 16 bytes, which are stored with a sign where
 
 // Scales and minima of one block of 64 columns: [parts of the block][64]. As floats, but for whole scales.
 struct Scales {
-    alignas(64) float scales[2][COLUMNS_TOGETHER], minima[2][COLUMNS_TOGETHER], coarse[2][COLUMNS_TOGETHER];
+    float scales[2][COLUMNS_TOGETHER], minima[2][COLUMNS_TOGETHER], coarse[2][COLUMNS_TOGETHER];
     int32_t fine[2][COLUMNS_TOGETHER];  // if WHOLE: the scales without the coarse ones
 
     // The next block of 64 columns, the `number`th of its row: `from` is behind them afterwards.

@@ -69,7 +69,7 @@ def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 63])
-def test_the_largest_values_times_the_largest_scales_have_a_place(code: int) -> None:
+def test_the_largest_values_times_the_largest_scales_have_a_place(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales of 8 bits are multiplied while products are whole numbers of 32 bits."""
     source = Source(64, 256, bits=6, group=16, zero=32, fine=True)
     codes, fine = torch.full((64, 256), code, dtype=torch.uint8), torch.full((64, 16), -128, dtype=torch.int8)
@@ -77,13 +77,10 @@ def test_the_largest_values_times_the_largest_scales_have_a_place(code: int) -> 
     x = torch.randn(13, 256, generator=torch.Generator().manual_seed(4))
     x[0], x[1], x[2, ::2], x[3, 5], x[4, 32:48] = 1.0, -1.0, 3.0, 100.0, -7.0
     kernel, want = compiled(), F.linear(x.double(), source.dequantise(0, 64).double())
-    run, before = product(PackedMatrix(source), None, torch.float32, kernel), kernel.ways
-    try:
-        for way in kernel.ways_through(packed=True, rows=16):
-            kernel.ways = way, way, way
-            assert torch.allclose(run(x).double(), want, atol=1e-3 * float(want.abs().mean()), rtol=1e-4), way
-    finally:
-        kernel.ways = before
+    run = product(PackedMatrix(source), None, torch.float32, kernel)
+    for way in kernel.ways_through(packed=True, rows=16):
+        monkeypatch.setattr(kernel, "ways", (way, way, way))
+        assert torch.allclose(run(x).double(), want, atol=1e-3 * float(want.abs().mean()), rtol=1e-4), way
 
 
 WHOLE = [name for name, form in FORMS.items() if form.order is None and not form.inside % 32 and not RealForm.of(form)]
@@ -123,22 +120,19 @@ def test_processors_of_other_kinds_compute_the_same(flag: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_all_ways_to_go_through_a_weight_give_the_same_bits(name: str) -> None:
+def test_all_ways_to_go_through_a_weight_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, matrix = compiled(), PackedMatrix(FORMS[name])
-    run, before = product(matrix, None, torch.float32, kernel), kernel.ways
+    run = product(matrix, None, torch.float32, kernel)
     x = torch.randn(109, matrix.inside, generator=torch.Generator().manual_seed(2))
     x[::3, ::5] *= 1e3
     x[5], x[6] = 1.0, -1.0  # whole blocks of the largest number: next to the largest code of one scale it fills 16 bits
-    try:
-        kernel.ways = 0, 0, 0
-        whole = run(x)
-        for way in kernel.ways_through(packed=True, rows=16)[1:]:
-            for ways in ((way, way, way), (0, 0, way), (0, way, 0)):
-                kernel.ways = ways
-                for rows in (1, 3, 4, 6, 7, 8, 9, 12, 16, 31, 48, 49, 50, 51, 52, 53, 61, 109):
-                    assert torch.equal(run(x[:rows]), whole[:rows]), f"{rows} rows, ways {ways}"
-    finally:
-        kernel.ways = before
+    monkeypatch.setattr(kernel, "ways", (0, 0, 0))
+    whole = run(x)
+    for way in kernel.ways_through(packed=True, rows=16)[1:]:
+        for ways in ((way, way, way), (0, 0, way), (0, way, 0)):
+            monkeypatch.setattr(kernel, "ways", ways)
+            for rows in (1, 3, 4, 6, 7, 8, 9, 12, 16, 31, 48, 49, 50, 51, 52, 53, 61, 109):
+                assert torch.equal(run(x[:rows]), whole[:rows]), f"{rows} rows, ways {ways}"
 
 
 def test_inputs_that_are_no_numbers_are_seen() -> None:
