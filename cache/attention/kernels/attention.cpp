@@ -143,12 +143,13 @@ struct Work : Layout<T> {
         for (int r = 0; r < ROWS; r++) {
             if (scales) multiply(weights + r * BLOCK, scales->keys);
             conceal(s, block, (row + r) / group, weights + r * BLOCK);
-            float factor = soften(weights + r * BLOCK, tile.most[r], tile.total[r]);
+            float factor = soften(weights + r * BLOCK, largest(weights + r * BLOCK), tile.most[r], tile.total[r]);
             if (scales) multiply(weights + r * BLOCK, scales->values);
             rescale(tile.sums + r * width.padded, width, factor);
         }
         int from = low < 0 ? 0 : low, to = high < block.count ? high : block.count;
-        add_rows<ROWS>(weights, values, from, to, width, tile.sums, [] {});
+        NothingAhead nothing;
+        add_rows<ROWS>(weights, values, 0, from, to, width, tile.sums, nothing);
     }
 
     // The ranges of one session into its rows of the output; `results` lie one after the other.

@@ -91,32 +91,47 @@ void score(const float* queries, const float* columns, int count, int64_t dim, f
     }
 }
 
-// sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on. `ask` is called for each
-// chunk that is read.
-template <class T, int ROWS, int CHUNKS, class Ask>
-void add_values(const float* weights, const T* const* values, int from, int to, const Row& row, int64_t c, float* sums,
-                Ask ask) {
+struct NothingAhead {
+    template <class T>
+    void ask() {}
+};
+
+// sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on; values begin `offset`
+// elements behind where `values` points. `ahead` asks for something with each chunk that is read. Not inlined, as GCC then
+// keeps sums in memory.
+template <class T, int ROWS, int CHUNKS, class Ahead>
+__attribute__((noinline)) void add_values(const float* weights, const T* const* values, int64_t offset, int from, int to,
+                                          const Row& row, int64_t c, float* sums, Ahead& ahead) {
+    Ahead next = ahead;
+    const int64_t padded = row.padded;
+    int64_t at[CHUNKS];
     vf s[ROWS][2 * CHUNKS];
+    for (int i = 0; i < CHUNKS; i++) at[i] = offset + row.at(c + i);
+    sums += c * CHUNK;
     for (int r = 0; r < ROWS; r++)
-        for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] = load(sums + r * row.padded + c * CHUNK + i * LANES);
-    for (int j = from; j < to; j++) {
+        for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] = load(sums + r * padded + i * LANES);
+    do {
         vf v[2 * CHUNKS];
-        for (int i = 0; i < CHUNKS; i++) load(values[j] + row.at(c + i), v[2 * i], v[2 * i + 1]), ask();
+        for (int i = 0; i < CHUNKS; i++) load(values[from] + at[i], v[2 * i], v[2 * i + 1]), next.template ask<T>();
         for (int r = 0; r < ROWS; r++) {
-            vf weight = splat(weights[r * BLOCK + j]);
+            vf weight = splat(weights[r * BLOCK + from]);
             for (int i = 0; i < 2 * CHUNKS; i++) s[r][i] += weight * v[i];
         }
-    }
+    } while (++from < to);
     for (int r = 0; r < ROWS; r++)
-        for (int i = 0; i < 2 * CHUNKS; i++) store(sums + r * row.padded + c * CHUNK + i * LANES, s[r][i]);
+        for (int i = 0; i < 2 * CHUNKS; i++) store(sums + r * padded + i * LANES, s[r][i]);
+    ahead = next;
 }
 
 // `add_values` over all chunks.
-template <int ROWS, class T, class Ask>
-void add_rows(const float* weights, const T* const* values, int from, int to, const Row& row, float* sums, Ask ask) {
+template <int ROWS, class T, class Ahead>
+void add_rows(const float* weights, const T* const* values, int64_t offset, int from, int to, const Row& row, float* sums,
+              Ahead& ahead) {
+    if (from >= to) return;
     int64_t c = 0;
-    for (; c + WIDE <= row.chunks; c += WIDE) add_values<T, ROWS, WIDE>(weights, values, from, to, row, c, sums, ask);
-    if (c < row.chunks) add_values<T, ROWS, 1>(weights, values, from, to, row, c, sums, ask);
+    for (; c + WIDE <= row.chunks; c += WIDE)
+        add_values<T, ROWS, WIDE>(weights, values, offset, from, to, row, c, sums, ahead);
+    if (c < row.chunks) add_values<T, ROWS, 1>(weights, values, offset, from, to, row, c, sums, ahead);
 }
 
 // Sums so far, to the scale of new weights.
@@ -124,12 +139,16 @@ inline void rescale(float* sums, const Row& row, float factor) {
     for (int64_t i = 0; i < row.padded && factor != 1.0f; i += LANES) store(sums + i, load(sums + i) * factor);
 }
 
-// Scores to weights, in place, up to a common factor: `most` is the largest score so far and `total` the sum of
-// weights relative to it. Returns by what earlier sums are to be multiplied.
-float soften(float* scores, float& most, float& total) {
+inline float largest(const float* scores) {
     vf top = load(scores);
     for (int j = LANES; j < BLOCK; j += LANES) top = larger(load(scores + j), top);
-    float here = fold(top, larger), now = here > most ? here : most;
+    return fold(top, larger);
+}
+
+// Scores, of which `here` is the largest, to weights, in place, up to a common factor: `most` is the largest score so far
+// and `total` the sum of weights relative to it. Returns by what earlier sums are to be multiplied.
+inline float soften(float* scores, float here, float& most, float& total) {
+    float now = here > most ? here : most;
     vf added = {}, base = splat(now == NEVER ? 0.0f : now);
     for (int j = 0; j < BLOCK; j += LANES) {
         vf weight = exponential(load(scores + j) - base);

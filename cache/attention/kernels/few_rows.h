@@ -39,7 +39,11 @@ struct Chunk {
         chunk.a = load(from), chunk.b = load(from + LANES);
         return chunk;
     }
-    static void arrange(const T* from, int i, float* chunk) {
+    static void arrange(const T* from, float* chunk) {
+        Chunk key(from);
+        store(chunk, key.a), store(chunk + LANES, key.b);
+    }
+    static void arrange(const T* from, int i, float* chunk) {  // one element
         chunk[sizeof(T) == 4 ? i : i / 2 + i % 2 * LANES] = get(*from);
     }
     void add_to(vf& sums, const Chunk& key) const { sums += a * key.a, sums += b * key.b; }
@@ -54,6 +58,7 @@ struct Chunk<bf16> {
     __m512bh words;
     explicit Chunk(const bf16* key) : words((__m512bh)_mm512_loadu_si512(key)) {}
     static Chunk query(const float* from) { return Chunk((const bf16*)from); }
+    static void arrange(const bf16* from, float* chunk) { std::memcpy((void*)chunk, (const void*)from, 2 * CHUNK); }
     static void arrange(const bf16* from, int i, float* chunk) { ((bf16*)chunk)[i] = *from; }
     void add_to(vf& sums, const Chunk& key) const { sums = (vf)_mm512_dpbf16_ps((__m512)sums, words, key.words); }
 };
@@ -86,18 +91,27 @@ inline vf fold_all(const vf* v) {
 #endif
 }
 
-// Parts of query r * key i of a step, for ROWS queries, in lanes i, STEP + i, ... of folded[r * LANES / STEP].
+// Parts of query r * key i of a step, for ROWS queries, in lanes i, STEP + i, ... of folded[r * LANES / STEP]. Keys begin
+// `offset` elements behind where `keys` points. Not inlined, as GCC then keeps sums in memory.
 template <int ROWS, class T>
-void score_step(const float* queries, const T* const* keys, const Row& row, Stream& ahead, vf* folded) {
-    vf sums[ROWS][STEP] = {};
-    for (int64_t c = 0; c < row.chunks; c++) {
+__attribute__((noinline)) void score_step(const float* queries, const T* const* keys, int64_t offset, const Row& row,
+                                          Stream& ahead, vf* folded) {
+    Stream next = ahead;
+    const int64_t padded = row.padded;
+    vf sums[ROWS][STEP];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < STEP; i++) sums[r][i] = vf{};
+    int64_t c = 0;
+    do {
+        const int64_t at = offset + row.at(c);
         for (int i = 0; i < STEP; i++) {
-            Chunk<T> key(keys[i] + row.at(c));
-            ahead.ask<T>();
+            Chunk<T> key(keys[i] + at);
+            next.ask<T>();
             for (int r = 0; r < ROWS; r++)
-                Chunk<T>::query(queries + r * row.padded + c * CHUNK).add_to(sums[r][i], key);
+                Chunk<T>::query(queries + r * padded + c * CHUNK).add_to(sums[r][i], key);
         }
-    }
+    } while (++c < row.chunks);
+    ahead = next;
     for (int r = 0; r < ROWS; r++) folded[r * (LANES / STEP)] = fold_four(sums[r]);
 }
 
@@ -162,39 +176,48 @@ struct FewRows : Layout<T> {
 
     // Rows of a key head lie together, query by query its group of heads. Where chunks overlap, the last has zeros.
     void arrange_queries(const Span& s, float* to) const {
-        std::memset(to, 0, sizeof(float) * call.heads * s.size * key_row.padded);
+        const int64_t whole = key_row.dim / CHUNK * CHUNK;
         for (int64_t head = 0; head < call.heads; head++)
             for (int64_t i = 0; i < s.size; i++) {
                 const T* from = (const T*)call.query + (s.row + i) * call.query_row + head * call.query_head;
                 float* row = to + (head / group * s.size * group + i * group + head % group) * key_row.padded;
-                for (int64_t d = 0; d < call.key_dim; d++)
-                    Chunk<T>::arrange(from + d, int(d - key_row.at(d / CHUNK)), row + d / CHUNK * CHUNK);
+                for (int64_t d = 0; d < whole; d += CHUNK) Chunk<T>::arrange(from + d, row + d);
+                if (whole == key_row.dim) continue;
+                std::memset(row + whole, 0, CHUNK * sizeof(float));
+                for (int64_t d = whole; d < key_row.dim; d++)
+                    Chunk<T>::arrange(from + d, int(d - key_row.at(whole / CHUNK)), row + whole);
             }
     }
 
-    // One head of `count` rows.
-    void point_at(const T* const* from, int count, int64_t head, int64_t apart, const Row& row, T* spare,
-                  const T** to) const {
+    // One head of `count` rows: where rows lie, and how many elements behind that the head begins. Those of records, and
+    // those shorter than a chunk, lie in `spare`.
+    struct Head {
+        const T* const* rows;
+        int64_t offset;
+    };
+    Head head_of(const T* const* from, int count, int64_t head, int64_t apart, const Row& row, T* spare, const T** to) const {
         if (call.codec) widen_rows(Codec(call.codec), from, count, head, row, spare, to);
-        else point(from, count, head * apart, row, spare, to);
+        else if (row.dim < CHUNK) point(from, count, head * apart, row, spare, to);
+        else return {from, head * apart};
+        return {to, 0};
     }
 
     void score_heads(const Span& s, const Block<T>& block, int j, Stream ahead, const Scratch& mine) const {
         constexpr int STEPS = LANES / STEP;
-        const T* keys[STEP];
+        const T* made[STEP];
         int64_t rows = s.size * group;
         bool last = j % LANES == LANES - STEP || j + STEP >= block.count;
         for (int64_t head = 0; head < call.key_heads; head++) {
-            point_at(block.keys + j, STEP, head, call.key_head, key_row, mine.rows, keys);
+            auto [keys, offset] = head_of(block.keys + j, STEP, head, call.key_head, key_row, mine.rows, made);
             for (int64_t row = head * rows; row < (head + 1) * rows; row += TOGETHER) {
                 const float* queries = mine.queries + row * key_row.padded;
                 Stream none = {ahead.at, 0}, &asked = row == head * rows ? ahead : none;  // once for a head
                 vf* to = mine.folded + row * STEPS + j % LANES / STEP;
                 switch ((head + 1) * rows - row) {
-                    case 1: score_step<1>(queries, keys, key_row, asked, to); break;
-                    case 2: score_step<2>(queries, keys, key_row, asked, to); break;
-                    case 3: score_step<TOGETHER == 2 ? 2 : 3>(queries, keys, key_row, asked, to); break;
-                    default: score_step<TOGETHER>(queries, keys, key_row, asked, to);
+                    case 1: score_step<1>(queries, keys, offset, key_row, asked, to); break;
+                    case 2: score_step<2>(queries, keys, offset, key_row, asked, to); break;
+                    case 3: score_step<TOGETHER == 2 ? 2 : 3>(queries, keys, offset, key_row, asked, to); break;
+                    default: score_step<TOGETHER>(queries, keys, offset, key_row, asked, to);
                 }
             }
             for (int64_t row = head * rows; row < (head + 1) * rows && last; row++)
@@ -210,23 +233,28 @@ struct FewRows : Layout<T> {
             read_scales(block.values, block.count, call.value_begin, head, scales.values);
         }
         int64_t rows = s.size * group;
+        float most[FEW<T>];
         for (int64_t row = head * rows; row < (head + 1) * rows; row++) {
             float* mine = scores + row * BLOCK;
             for (int j = 0; j < BLOCK; j += LANES) store(mine + j, load(mine + j) * call.scale);
             if (call.codec) multiply(mine, scales.keys);
             conceal(s, block, row % rows / group, mine);
-            float factor = soften(mine, part.most[row], part.total[row]);
+            most[row - head * rows] = largest(mine);
+        }
+        for (int64_t row = head * rows; row < (head + 1) * rows; row++) {
+            float* mine = scores + row * BLOCK;
+            float factor = soften(mine, most[row - head * rows], part.most[row], part.total[row]);
             if (call.codec) multiply(mine, scales.values);
             rescale(part.sums + row * value_row.padded, value_row, factor);
         }
     }
 
     void add_heads(const Span& s, const Block<T>& block, int j, Stream ahead, const Scratch& mine, Partial part) const {
-        const T* values[VALUES<T>];
+        const T* made[VALUES<T>];
         int64_t rows = s.size * group;
         int64_t count = block.count - j < VALUES<T> ? block.count - j : VALUES<T>;
         for (int64_t head = 0; head < call.key_heads; head++) {
-            point_at(block.values + j, count, head, call.value_head, value_row, mine.rows, values);
+            auto [values, offset] = head_of(block.values + j, count, head, call.value_head, value_row, mine.rows, made);
             for (int64_t row = 0; row < rows; row += SUMMED) {
                 int64_t last = row + SUMMED < rows ? row + SUMMED - 1 : rows - 1;
                 int64_t low = seen(s, block, row / group).low - j, high = seen(s, block, last / group).high - j;
@@ -234,12 +262,11 @@ struct FewRows : Layout<T> {
                 const float* weights = mine.scores + (head * rows + row) * BLOCK + j;
                 float* sums = part.sums + (head * rows + row) * value_row.padded;
                 Stream none = {ahead.at, 0}, &asked = row ? none : ahead;  // once for a head
-                auto ask = [&asked] { asked.ask<T>(); };
                 switch (last - row) {
-                    case 0: add_rows<1>(weights, values, from, to, value_row, sums, ask); break;
-                    case 1: add_rows<2>(weights, values, from, to, value_row, sums, ask); break;
-                    case 2: add_rows<3>(weights, values, from, to, value_row, sums, ask); break;
-                    default: add_rows<SUMMED>(weights, values, from, to, value_row, sums, ask);
+                    case 0: add_rows<1>(weights, values, offset, from, to, value_row, sums, asked); break;
+                    case 1: add_rows<2>(weights, values, offset, from, to, value_row, sums, asked); break;
+                    case 2: add_rows<3>(weights, values, offset, from, to, value_row, sums, asked); break;
+                    default: add_rows<SUMMED>(weights, values, offset, from, to, value_row, sums, asked);
                 }
             }
         }
