@@ -148,7 +148,7 @@ struct Work : Layout<T> {
             rescale(tile.sums + r * width.padded, width, factor);
         }
         int from = low < 0 ? 0 : low, to = high < block.count ? high : block.count;
-        NothingAhead nothing;
+        NothingAsked nothing;
         add_rows<ROWS>(weights, values, 0, from, to, width, tile.sums, nothing);
     }
 

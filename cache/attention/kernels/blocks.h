@@ -91,18 +91,18 @@ void score(const float* queries, const float* columns, int count, int64_t dim, f
     }
 }
 
-struct NothingAhead {
+struct NothingAsked {  // in place of a Stream
     template <class T>
     void ask() {}
 };
 
 // sums[r] += weights[r * BLOCK + j] * value j, over the keys from..to, CHUNKS chunks from `c` on; values begin `offset`
-// elements behind where `values` points. `ahead` asks for something with each chunk that is read. Not inlined, as GCC then
+// elements behind where `values` points. `stream` asks for something with each chunk that is read. Not inlined: there GCC
 // keeps sums in memory.
-template <class T, int ROWS, int CHUNKS, class Ahead>
+template <class T, int ROWS, int CHUNKS, class Asks>
 __attribute__((noinline)) void add_values(const float* weights, const T* const* values, int64_t offset, int from, int to,
-                                          const Row& row, int64_t c, float* sums, Ahead& ahead) {
-    Ahead next = ahead;
+                                          const Row& row, int64_t c, float* sums, Asks& stream) {
+    Asks next = stream;  // in registers
     const int64_t padded = row.padded;
     int64_t at[CHUNKS];
     vf s[ROWS][2 * CHUNKS];
@@ -120,18 +120,18 @@ __attribute__((noinline)) void add_values(const float* weights, const T* const* 
     } while (++from < to);
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < 2 * CHUNKS; i++) store(sums + r * padded + i * LANES, s[r][i]);
-    ahead = next;
+    stream = next;
 }
 
 // `add_values` over all chunks.
-template <int ROWS, class T, class Ahead>
+template <int ROWS, class T, class Asks>
 void add_rows(const float* weights, const T* const* values, int64_t offset, int from, int to, const Row& row, float* sums,
-              Ahead& ahead) {
+              Asks& stream) {
     if (from >= to) return;
     int64_t c = 0;
     for (; c + WIDE <= row.chunks; c += WIDE)
-        add_values<T, ROWS, WIDE>(weights, values, offset, from, to, row, c, sums, ahead);
-    if (c < row.chunks) add_values<T, ROWS, 1>(weights, values, offset, from, to, row, c, sums, ahead);
+        add_values<T, ROWS, WIDE>(weights, values, offset, from, to, row, c, sums, stream);
+    if (c < row.chunks) add_values<T, ROWS, 1>(weights, values, offset, from, to, row, c, sums, stream);
 }
 
 // Sums so far, to the scale of new weights.

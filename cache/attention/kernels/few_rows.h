@@ -39,7 +39,7 @@ struct Chunk {
         chunk.a = load(from), chunk.b = load(from + LANES);
         return chunk;
     }
-    static void arrange(const T* from, float* chunk) {
+    static void arrange(const T* from, float* chunk) {  // CHUNK elements
         Chunk key(from);
         store(chunk, key.a), store(chunk + LANES, key.b);
     }
@@ -92,11 +92,11 @@ inline vf fold_all(const vf* v) {
 }
 
 // Parts of query r * key i of a step, for ROWS queries, in lanes i, STEP + i, ... of folded[r * LANES / STEP]. Keys begin
-// `offset` elements behind where `keys` points. Not inlined, as GCC then keeps sums in memory.
+// `offset` elements behind where `keys` points. Not inlined: there GCC keeps sums in memory.
 template <int ROWS, class T>
 __attribute__((noinline)) void score_step(const float* queries, const T* const* keys, int64_t offset, const Row& row,
-                                          Stream& ahead, vf* folded) {
-    Stream next = ahead;
+                                          Stream& stream, vf* folded) {
+    Stream next = stream;  // in registers
     const int64_t padded = row.padded;
     vf sums[ROWS][STEP];
     for (int r = 0; r < ROWS; r++)
@@ -111,7 +111,7 @@ __attribute__((noinline)) void score_step(const float* queries, const T* const* 
                 Chunk<T>::query(queries + r * padded + c * CHUNK).add_to(sums[r][i], key);
         }
     } while (++c < row.chunks);
-    ahead = next;
+    stream = next;
     for (int r = 0; r < ROWS; r++) folded[r * (LANES / STEP)] = fold_four(sums[r]);
 }
 
