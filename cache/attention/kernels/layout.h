@@ -12,7 +12,7 @@ namespace {
 constexpr int TILE = LANES == 16 ? 6 : 4;  // queries that are worked on at a time, each with 2 * WIDE registers
 constexpr int STEP = 4;  // keys that few rows read at a time
 template <class T>  // and values: more of 16-bit ones, as reading them takes less of the time
-constexpr int VALUES = sizeof(T) == 4 ? STEP : 4 * STEP;
+constexpr int VALUES = sizeof(T) < 4 ? 4 * STEP : LANES == 16 ? STEP : 2 * STEP;
 template <class T>  // most rows of a key head that are few: float16 takes longer to widen, which is done every four rows
 constexpr int64_t FEW = (LANES == 16 ? 16 : 8) / (std::is_same<T, f16>::value ? 2 : 1);
 
