@@ -1,5 +1,5 @@
-"""CPU tensors in huge pages (2 MiB), of memory or of a file, from which a weight is read faster than from small ones:
-by a twentieth on some machines, by a quarter on others.
+"""CPU tensors in huge pages (2 MiB), of memory or of a file, from which weights, keys and values are read faster than
+from small ones: by a twentieth on some machines, by a quarter on others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _open = torch.empty(0, dtype=torch.uint8)  # what is left of the last shared str
 
 def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor ``[count]``, aligned to a cache line. It cannot be resized. Small tensors share an
-    allocation, which is freed when all of them are. Falls back to ordinary pages where there are no huge ones.
+    allocation, which is freed when all of them are. Falls back to ordinary pages where there are no huge ones. Raises
+    MemoryError.
     """
     global _open
     size = -(-count * dtype.itemsize // _LINE) * _LINE
@@ -73,7 +74,10 @@ def _stretch(size: int) -> torch.Tensor:
     """``size`` bytes that begin at a huge page; pages that are never touched take no memory. The mapping is private:
     most systems give no huge pages to shared ones (``/sys/kernel/mm/transparent_hugepage/shmem_enabled``).
     """
-    memory = mmap.mmap(-1, size + HUGE, **_PRIVATE)
+    try:
+        memory = mmap.mmap(-1, size + HUGE, **_PRIVATE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {size} bytes") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from cache.memory import pinned
+from cache.memory import huge, pinned
 from cache.memory.codec import Codec
 from cache.memory.frames import UNDIVIDED, Division, Frames, division
 from cache.memory.host_offload import HostOffload, host_offload
@@ -305,9 +306,14 @@ class MemoryTier:
             return rest[: len(rest) // slot * slot].view(dtype).view(-1, self.page_size, *size)
 
     def _pool(self, size: tuple[int, ...], dtype: torch.dtype, near: bool) -> torch.Tensor:
-        # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
+        # On a CPU the operating system hands out the memory only as it is written, a huge page at a time.
         with torch.inference_mode(False):  # pages are copied outside of steps too
             shape = (self.slots + (self.scratch is not None), self.page_size, *size)
-            pool = pinned.empty(shape, dtype) if self._pinned else torch.empty(shape, dtype=dtype, device=self.device)
+            if self._pinned:
+                pool = pinned.empty(shape, dtype)
+            elif self.device.type == "cpu":
+                pool = huge.empty(prod(shape), dtype).view(shape)
+            else:
+                pool = torch.empty(shape, dtype=dtype, device=self.device)
             pool[self.slots :] = 0  # what is read of the scratch is a number
             return pool

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from cache.memory import huge
 from cache.memory.memory_tier import MemoryTier, PageShape
 
 CPU = torch.device("cpu")
@@ -107,3 +108,9 @@ def test_pages_written_in_inference_mode_can_be_moved_outside_of_it() -> None:
     host.copy_from(device, [0], [0])
     device.copy_from(host, [0], [0])
     assert torch.equal(device.read(0, torch.tensor([0]))[0], torch.ones(SIZE, 1, 2))
+
+
+def test_pools_of_a_cpu_are_where_huge_pages_begin() -> None:
+    tier = MemoryTier(4096, 16, CPU, {0: PageShape(4, 64, 2, 64, torch.float32)})
+    assert [pool.nbytes >> 20 for pool in (tier.keys[0], tier.values[0])] == [64, 32]
+    assert all(pool.data_ptr() % huge.HUGE == 0 for pool in (tier.keys[0], tier.values[0]))
