@@ -43,9 +43,6 @@ struct Chunk {
         Chunk key(from);
         store(chunk, key.a), store(chunk + LANES, key.b);
     }
-    static void arrange(const T* from, int i, float* chunk) {  // one element
-        chunk[sizeof(T) == 4 ? i : i / 2 + i % 2 * LANES] = get(*from);
-    }
     void add_to(vf& sums, const Chunk& key) const { sums += a * key.a, sums += b * key.b; }
 
 private:
@@ -59,7 +56,6 @@ struct Chunk<bf16> {
     explicit Chunk(const bf16* key) : words((__m512bh)_mm512_loadu_si512(key)) {}
     static Chunk query(const float* from) { return Chunk((const bf16*)from); }
     static void arrange(const bf16* from, float* chunk) { std::memcpy((void*)chunk, (const void*)from, 2 * CHUNK); }
-    static void arrange(const bf16* from, int i, float* chunk) { ((bf16*)chunk)[i] = *from; }
     void add_to(vf& sums, const Chunk& key) const { sums = (vf)_mm512_dpbf16_ps((__m512)sums, words, key.words); }
 };
 #endif
@@ -183,9 +179,10 @@ struct FewRows : Layout<T> {
                 float* row = to + (head / group * s.size * group + i * group + head % group) * key_row.padded;
                 for (int64_t d = 0; d < whole; d += CHUNK) Chunk<T>::arrange(from + d, row + d);
                 if (whole == key_row.dim) continue;
-                std::memset(row + whole, 0, CHUNK * sizeof(float));
-                for (int64_t d = whole; d < key_row.dim; d++)
-                    Chunk<T>::arrange(from + d, int(d - key_row.at(whole / CHUNK)), row + whole);
+                T last[CHUNK] = {};
+                T* rest = last + whole - key_row.at(whole / CHUNK);
+                std::memcpy((void*)rest, (const void*)(from + whole), (key_row.dim - whole) * sizeof(T));
+                Chunk<T>::arrange(last, row + whole);
             }
     }
 

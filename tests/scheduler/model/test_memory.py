@@ -66,6 +66,7 @@ def test_a_budget_of_pages_in_two_parts_is_that_of_frames() -> None:
         assert tier.frames.pages(frames) == 39
         pools = tier.pools.values()
         assert max(t.data_ptr() + t.nbytes for t in pools) - min(t.data_ptr() for t in pools) == 39 * 4 * 2048
+        assert sum(t.nbytes for t in pools) > 39 * 4 * 2048  # they share it
     assert build(config(40 * 4 * 2048), ALIKE).device.slots == 40
 
 
