@@ -26,7 +26,7 @@ from cache.compiler import NotBuilt, build, has_tiles
 from cache.memory.codec import Codec
 from cache.memory.memory_tier import PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions
-from cache.pages.packed import PackedStep
+from cache.pages.packed import PackedStep, Span, StepPlan
 
 log = logging.getLogger("warmturn.engine")
 
@@ -76,7 +76,7 @@ class StoreCall(ctypes.Structure):
         self.codec, self.type = _CODECS[shape.codec], _TYPES[shape.dtype]
 
 
-class CpuPlan:
+class CpuPlan(StepPlan):
     """The spans of a step that the kernel takes in layers of one kind, and the kernel's call for them. Valid during
     that step.
 
@@ -87,26 +87,49 @@ class CpuPlan:
         self, step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], rest: frozenset[int] = frozenset()
     ) -> None:
         self.tier, self.numbers, self.unhandled = step.tier, numbers, rest
-        self._alive: list[Any] = []  # what the addresses point to
-        first = np.zeros(step.tokens, np.int64)
-        for span in (step.spans[number] for number in self.numbers if layer.window is not None):
-            for i in range(span.size):
-                first[span.row + i] = layer.first_key(span.start + i)
-        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, layer, number)], np.int64)
-        self._alive += [first, rows]
+        self._layer, self._chosen = layer, [step.spans[number] for number in sorted(numbers)]
+        self._tables: list[torch.Tensor] = []  # what the addresses point to, as the flags and the arrays
+        self._flags: list[Any] = []
+        self._first = np.zeros(step.tokens, np.int64)
+        self._spans = np.array([row for span in self._chosen for row in self._rows(step, span)], np.int64)
+        self._find_first()
         self.call = AttentionCall(
-            first=first.ctypes.data, spans=rows.ctypes.data, count=len(rows), page=step.tier.page_size
+            first=self._first.ctypes.data,
+            spans=self._spans.ctypes.data,
+            count=len(self._spans),
+            page=step.tier.page_size,
         )
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
-    def _rows(self, step: PackedStep, layer: AttentionLayer, number: int) -> Iterator[tuple[int, ...]]:
+    def follow(self, step: PackedStep) -> bool:
+        """Become the plan of ``step``, which feeds one token of each of the same spans; see ``PackedStep.follow``."""
+        if self._flags:
+            return False
+        self._tables = [step.table(span, self._layer) for span in self._chosen]
+        self._spans[:, 0] = [table.data_ptr() for table in self._tables]
+        self._spans[:, 5] = [span.start for span in self._chosen]
+        self._find_first()
+        self.call.threads = torch.get_num_threads()
+        return True
+
+    def tables(self) -> list[list[Any]]:
+        """What the kernel reads of it: its spans and the first key of each row."""
+        return [self._spans.tolist(), self._first.tolist()]
+
+    def _find_first(self) -> None:
+        """The first key that each row sees, where that is not the first of all."""
+        for span in self._chosen if self._layer.window is not None else ():
+            for i in range(span.size):
+                self._first[span.row + i] = self._layer.first_key(span.start + i)
+
+    def _rows(self, step: PackedStep, span: Span) -> Iterator[tuple[int, ...]]:
         """A ``Span`` of kernels/layout.h for each piece of a span."""
-        span = step.spans[number]
-        table, hidden = step.table(span, layer), span.session.hidden
-        flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
-        self._alive += [table, flags]
-        where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
+        self._tables.append(table := step.table(span, self._layer))
+        where, flagged = 0, 0
+        if span.session.hidden:
+            self._flags.append(flags := np.frombuffer(bytes(span.session.mask), np.uint8))
+            where, flagged = flags.ctypes.data, len(flags)
         piece = _SMALL_PIECE if span.size <= _SMALL_PIECE else _piece(step.tier.shapes.values())
         for at in range(0, span.size, piece):
             size = min(piece, span.size - at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -45,10 +46,19 @@ class Span(NamedTuple):
         return self.session.length + self.size
 
 
+class StepPlan:
+    """Base class of what an attention backend must know of a step."""
+
+    def follow(self, step: PackedStep) -> bool:
+        """Become the plan of ``step``, which has followed the one that this was made for; False if it cannot."""
+        return False
+
+
 class PackedStep:
     """The layout of one step: T new tokens of several sessions in one row, no padding.
 
-    Valid until the sessions' lengths change, that is until the step is committed.
+    Valid until the sessions' lengths change, that is until the step is committed. Then ``follow`` may make it the
+    layout of the next one.
     """
 
     def __init__(self, work: Sequence[tuple[SessionCache, int]], tier: MemoryTier) -> None:
@@ -68,14 +78,50 @@ class PackedStep:
         self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self.plans: dict[Any, Any] = {}  # of attention backends: what they must know of it
-        positions = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
-        tokens = np.concatenate([np.asarray(s.session.next_tokens(s.size), np.int64) for s in self.spans])
-        parts = (False, True) if tier.near_layers else (False,)
-        places = [np.concatenate([self._places(s, s.start, near) for s in self.spans]) for near in parts]
-        numbers = put(np.stack([tokens, positions, *places]), tier.device)
+        self._layout = np.empty((4 if tier.near_layers else 3, row), np.int64)
+        self._lay_out()
+        numbers = put(self._layout, tier.device)
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
         self.near_write_index = numbers[-1]  # [T]
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether ``follow`` may be called: it only decodes, on a CPU, where nothing reads it after the forward."""
+        return self.tokens == len(self.spans) and self.tier.device.type == "cpu" and not self.media
+
+    def follow(self, work: Sequence[tuple[SessionCache, int]]) -> bool:
+        """Become the layout of another step, if that feeds one token of each of the same sessions, as this one did.
+        Else nothing is changed. Plans that cannot follow are made anew.
+        """
+        if not self.may_be_followed or len(work) != self.tokens or self.adapted is not None:
+            return False
+        for (session, count), span in zip(work, self.spans, strict=True):
+            if session is not span.session or count != 1:
+                return False
+            if session.hidden or session.key is not None or session.media is not None:
+                return False
+        self._lay_out()
+        self._masks, self._gathers, self.origins = {}, {}, {}
+        self.plans = {key: plan for key, plan in self.plans.items() if isinstance(plan, StepPlan) and plan.follow(self)}
+        return True
+
+    def _lay_out(self) -> None:
+        """Set token id, position and write index in each part of pages of each row."""
+        rows, spans, size = self._layout, self.spans, self.tier.page_size
+        if self.tokens == len(spans):
+            lengths = [span.session.length for span in spans]
+            rows[0] = [span.session.next_tokens(1)[0] for span in spans]
+            rows[1] = lengths
+            for near, places in enumerate(rows[2:]):
+                tables = [span.session.near_slots if near else span.session.slots for span in spans]
+                pages = [table.item(at // size) for table, at in zip(tables, lengths, strict=True)]
+                places[:] = [page * size + at % size for page, at in zip(pages, lengths, strict=True)]
+            return
+        rows[0] = np.concatenate([np.asarray(s.session.next_tokens(s.size), np.int64) for s in spans])
+        rows[1] = np.concatenate([np.arange(s.start, s.stop) for s in spans])
+        for near, places in enumerate(rows[2:]):
+            places[:] = np.concatenate([self._places(s, s.start, bool(near)) for s in spans])
 
     def called_with(self, rows: slice | Sequence[int]) -> AbstractContextManager[None]:
         """Within it modules are called with these rows of the step alone, which their adapters have to know."""
@@ -220,14 +266,19 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         by_row: bool = True,
         joined: Mapping[int, Callable[[PackedStep], bool]] = MappingProxyType({}),
     ) -> None:
-        # Not the constructor of a model's own subclass.
-        Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
+        # What ``Cache`` has besides ``layers``; a model's own subclass may have another constructor.
+        self.layer_class_to_replicate, self.offloading = None, False
         self.by_row = by_row
         self.kinds = layers
         self.step = step
         self.in_place = in_place
         self.joined = joined
         self.compilable = all(number in in_place or not layer.stores for number, layer in enumerate(layers))
+
+    @cached_property
+    def layers(self) -> list[_Placeholder]:
+        """The layer objects, made when the model's code asks for them."""
+        return [_Placeholder(layer, self.step, self.by_row) for layer in self.kinds]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

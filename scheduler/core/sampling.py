@@ -49,8 +49,9 @@ class Sampler:
             if drawn:
                 rows = put(np.array(drawn), tokens.device)
                 tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
+        usable = _usable(logits, tokens if shaped is logits and not drawn else None)
         _force(tokens, turns)
-        return SamplerOutput(logits, tokens, [turn.request.logprobs for turn in turns])
+        return SamplerOutput(logits, tokens, [turn.request.logprobs for turn in turns], usable)
 
     def _process(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         """Penalties, biases, forbidden ends and words, and grammars; where no row has any, nothing is copied."""
@@ -115,12 +116,20 @@ class SamplerOutput:
     ones, on their way from the device.
     """
 
-    def __init__(self, logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> None:
-        """``logits [rows, V]``, one token a row. ``tops[i]`` None: no log-probabilities for row i."""
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        tokens: Sequence[int] | torch.Tensor,
+        tops: Sequence[int | None],
+        usable: torch.Tensor | None = None,
+    ) -> None:
+        """``logits [rows, V]``, one token a row. ``tops[i]`` None: no log-probabilities for row i. ``usable``: bool
+        ``[rows]``, found where it is not given.
+        """
         chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
         self._tops = tops
         self._wanted = [i for i, top in enumerate(tops) if top is not None]
-        found = [chosen, _usable(logits)]
+        found = [chosen, _usable(logits) if usable is None else usable]
         if self._wanted:
             rows = put(np.array(self._wanted), logits.device)
             scores = torch.log_softmax(logits[rows], -1)
@@ -196,10 +205,14 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     return _search_cumulative(probs, number)
 
 
-def _usable(rows: torch.Tensor) -> torch.Tensor:
-    """Whether all of a row are numbers, or impossible, and some are possible: bool ``[rows]``."""
+def _usable(rows: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+    """Whether all of a row are numbers, or impossible, and some are possible: bool ``[rows]``. ``largest``: what
+    ``_argmax`` has found in them, which is what is no number where there is such.
+    """
     if rows.device.type == "cpu":
-        return torch.from_numpy(np.isfinite(rows.numpy().max(-1)))
+        values = rows.numpy()
+        most = values.max(-1) if largest is None else values[np.arange(len(values)), largest.numpy()]
+        return torch.from_numpy(np.isfinite(most))
     return torch.isfinite(rows.amax(-1))
 
 

@@ -135,7 +135,10 @@ class Mode(ABC):
 
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""
-        return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
+        if not self.positions_accepted:
+            return {}
+        first = self.trace.first_position
+        return {"position_ids": step.positions + first if first else step.positions}
 
     @property
     def positions_accepted(self) -> bool:

@@ -52,6 +52,8 @@ class FusedModule:
         self._behind: list[FusedModule] = []  # those after it
         self._missing: list[tuple[int, HandedKeys]] = []  # keys that no layer of the chain hands on
         self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
+        self._forwards: list[tuple[dict[str, Any], Any]] = []  # the attributes of each, and the forward installed there
+        self._handing: list[tuple[FusedModule, int]] = []  # those that hand keys on, and their groups of calls
         self._computed: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
         self._forward = self.forward
@@ -107,7 +109,7 @@ class FusedModule:
         replaced. Raises MemoryError.
         """
         self._forget()
-        whole = all(fused._own.get("forward") is fused._forward for fused in self.chain)
+        whole = all(own.get("forward") is forward for own, forward in self._forwards)
         called = self._matched(args, kwargs) if whole else None
         given = None if called is None else self._foresee((args, kwargs), *called)
         if self._chain is None or self._foresight is None or called is None or given is None:
@@ -115,7 +117,7 @@ class FusedModule:
         calls, inputs = given
         result = self._chain.run_last(called[1], inputs, called[2], wanted)
         if result is not None:
-            for fused, group in zip(self.chain, self._foresight.group_of, strict=True):
+            for fused, group in self._handing:
                 fused._hand_keys_on(calls[group])
         return result
 
@@ -271,7 +273,10 @@ class FusedModule:
         self._behind = behind
         self._chain = LayerChain(layers, self._foresight.group_of, self._kernel) if behind else None
         self._missing = missing(one.handed for one in recordings)
-        self._hooks = hooks_of(one.module for one in (self, *behind))
+        self._hooks = hooks_of(one.module for one in self.chain)
+        self._forwards = [(one._own, one._forward) for one in self.chain]
+        groups = zip(self.chain, self._foresight.group_of, strict=True)
+        self._handing = [(one, group) for one, group in groups if one._recording.handed]
 
     def _attend(self, cache: Any, asked: Request, outputs: list[torch.Tensor]) -> torch.Tensor:
         assert isinstance(asked, AttentionRequest)

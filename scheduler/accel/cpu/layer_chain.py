@@ -58,6 +58,17 @@ class _Places(NamedTuple):
     axes: npt.NDArray[np.int64]
 
 
+class _Tensors(NamedTuple):
+    """The inputs that the table has, as group and number, and their token axes; then rows of the table, and of which of
+    these inputs, or of the results behind them, each has the address.
+    """
+
+    keys: list[tuple[int, int]]
+    axes: list[int]
+    rows: npt.NDArray[np.int64]
+    of: npt.NDArray[np.int64]
+
+
 class LayerChain:
     """Layers in the order in which they are called; ``scheduler.accel.cpu.fusion`` finds those that can be chained.
 
@@ -74,14 +85,16 @@ class LayerChain:
         self._rooms = {id(layer.room): layer.room for layer in layers}.values()
         self._attending = {number: one for number, one in enumerate(layers) if isinstance(one, LayerProgram)}
         self._convolving = {number: one for number, one in enumerate(layers) if isinstance(one, ConvolutionProgram)}
-        self._kinds: dict[Any, list[int]] = {}
+        numbers: defaultdict[Any, list[int]] = defaultdict(list)
         for number, layer in self._attending.items():
-            self._kinds.setdefault(layer.kind, []).append(number)
+            numbers[layer.kind].append(number)
+        self._kinds = {kind: np.array(each) for kind, each in numbers.items()}
         self._links = (_Link * len(layers))()
         self._runs = (program.ProgramCall * len(self._programs))()
         self._between, self._attentions = (LayerAttention * len(layers))(), (AttentionCall * len(layers))()
         self._steps = np.frombuffer(memoryview(self._between), np.dtype(LayerAttention))
-        self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(AttentionCall))
+        attended = np.frombuffer(memoryview(self._attentions), np.dtype(AttentionCall))
+        self._attended = {name: attended[name] for name in ("first", "spans", "count")}
         self._outside = np.zeros((sum(len(one.externals) for one in self._programs), 3), np.int64)
         self._places = self._find_places()
         first, last = self._all_places("input"), self._all_places("output")
@@ -89,6 +102,8 @@ class LayerChain:
         # Rows of the table that lie in the results of some layer, and of which.
         self._results = np.concatenate((first.rows[behind], last.rows))
         self._layers_of = np.concatenate((first.layers[behind] - 1, last.layers))
+        self._tensors: dict[tuple[int, ...], _Tensors] = {}
+        self._strides: list[int] = []  # that the table has
         self._placed: tuple[Any, ...] = ()
         self._result = layers[0].after.outputs[0][1]
         row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
@@ -142,8 +157,8 @@ class LayerChain:
                 return False
             self._placed = self._place_of(cache, rows)
         for kind, numbers in self._kinds.items():
-            for name in ("first", "spans", "count"):
-                self._attended[name][numbers] = getattr(plans[kind].call, name)
+            for name, values in self._attended.items():
+                values[numbers] = getattr(plans[kind].call, name)
         step = cache.step
         if not all(layer.begin(step, rows, keep=keep) for layer in self._convolving.values()):
             return False
@@ -162,15 +177,34 @@ class LayerChain:
         """Set the addresses of the inputs and of ``count`` new tensors for the results, which layers use in turn; the
         result of a layer is the next one's first input.
         """
-        for group, given in enumerate(inputs):
-            for number, tensor in enumerate(given):
-                if (where := self._places.get(("input", number, group))) is not None:
-                    self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
         results = torch.empty((count, rows, *self._result.shape), dtype=self._result.dtype)
-        step = results.stride(0) * results.itemsize
-        self._outside[self._results, 0] = results.data_ptr() + self._layers_of % count * step
-        self._outside[self._results, 1] = results.stride(1)
+        tensors = self._tensors_of(count, *map(len, inputs))
+        given = [inputs[group][number] for group, number in tensors.keys]
+        first, step = results.data_ptr(), results.stride(0) * results.itemsize
+        addresses = [*(tensor.data_ptr() for tensor in given), *range(first, first + count * step, step)]
+        self._outside[:, 0][tensors.rows] = np.array(addresses)[tensors.of]
+        strides = [tensor.stride(axis) for tensor, axis in zip(given, tensors.axes, strict=True)]
+        strides += [results.stride(1)] * count
+        if strides != self._strides:
+            self._strides = strides
+            self._outside[:, 1][tensors.rows] = np.array(strides)[tensors.of]
         return results.movedim(1, self._result.axis + 1).unbind()
+
+    def _tensors_of(self, count: int, *inputs: int) -> _Tensors:
+        """Where tensors go, with so many results and so many inputs of each group."""
+        tensors = self._tensors.get((count, *inputs))
+        if tensors is None:
+            keys = [(group, number) for group, given in enumerate(inputs) for number in range(given)]
+            keys = [(group, number) for group, number in keys if ("input", number, group) in self._places]
+            places = [self._places["input", number, group] for group, number in keys]
+            of = np.full(len(self._outside), -1)
+            for number, where in enumerate(places):
+                of[where.rows] = number
+            of[self._results] = len(keys) + self._layers_of % count
+            rows = np.flatnonzero(of >= 0)
+            tensors = _Tensors(keys, [int(where.axes[0]) for where in places], rows, of[rows])
+            self._tensors[count, *inputs] = tensors
+        return tensors
 
     def _place_of(self, cache: PackedCache, rows: int) -> tuple[Any, ...]:
         """The values on which the copies depend."""
@@ -179,7 +213,7 @@ class LayerChain:
 
     def _place(self, cache: PackedCache, plans: dict[Any, CpuPlan], rows: int) -> bool:
         """Copy the layers' calls and tables; False if some layer does not fit this cache."""
-        self._placed = ()
+        self._placed, self._strides = (), []
         if not all(layer.fits(cache) for layer in self._attending.values()):
             return False
         for number, convolving in self._convolving.items():

@@ -8,7 +8,9 @@ import pytest
 import torch
 from session_kit import session_of
 
-from cache.memory.memory_tier import MemoryTier
+from cache.attention.cpu import CpuPlan
+from cache.memory.memory_tier import MemoryTier, PageShape
+from cache.memory.memory_tier import divide as divided_as
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pool import Page
@@ -70,6 +72,62 @@ def test_tokens_lie_one_after_the_other_with_their_own_positions() -> None:
     ]
     wanted = [place(session, at) for session, new in work for at in range(session.length, session.length + new)]
     assert step.write_index.tolist() == wanted
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_step_that_follows_another_is_as_if_made_anew(divided: bool) -> None:
+    """Over borders of pages, and with slots that change between two steps."""
+    shapes = dict.fromkeys(range(4), PageShape(1, 4, 1, 4, torch.float32))
+    division = divided_as(shapes, {1, 2, 3} if divided else (), SIZE)
+    tier = MemoryTier(60, SIZE, CPU, shapes, division=division)
+    work = sessions_on(tier, [(9, 1), (6, 1), (3, 1)])
+    for session, _ in work:
+        session.token_ids.extend(range(7, 27))
+        session.pages = [Page(tier, tier.alloc(), tier.alloc(near=True) if divided else -1) for _ in range(9)]
+        session.on_pages_moved()
+    step = PackedStep(work, tier)
+    for number in range(10):
+        plans = [CpuPlan(step, layer, step.numbers) for layer in KINDS]
+        step.plans = {"other": object(), **dict(enumerate(plans))}
+        step.gather_index(KINDS[0]), step.mask(0, KINDS[1], 0)
+        for session, _ in work:
+            session.on_fed(1)
+        if number == 5:
+            first, *_, last = work[1][0].pages
+            first.slot, last.slot = last.slot, first.slot
+            work[1][0].on_pages_moved()
+        assert step.follow(work)
+        anew = PackedStep(work, tier)
+        for name in ("token_ids", "positions", "write_index", "near_write_index"):
+            assert torch.equal(getattr(step, name), getattr(anew, name)), name
+        assert [*step.plans.values()] == plans
+        for layer, plan in zip(KINDS, plans, strict=True):
+            assert plan.tables() == CpuPlan(anew, layer, anew.numbers).tables()
+            assert torch.equal(step.gather_index(layer), anew.gather_index(layer))
+        new, old = (one.mask(0, KINDS[1], 0) for one in (anew, step))
+        assert new is not None
+        assert old is not None
+        assert torch.equal(new, old)
+
+
+def test_only_steps_that_decode_the_same_sessions_follow() -> None:
+    tier = MemoryTier(40, SIZE, CPU)
+    work = sessions_on(tier, [(9, 1), (6, 1), (3, 2)])
+    (one, _), (other, _), (third, _) = work
+    assert not PackedStep(work, tier).follow(work)
+    step = PackedStep([(one, 1), (other, 1)], tier)
+    before = step.token_ids.clone()
+    assert not step.follow([(one, 1)])
+    assert not step.follow([(other, 1), (one, 1)])
+    assert not step.follow([(one, 1), (third, 1)])
+    assert not step.follow([(one, 1), (third, 2)])
+    step.adapted = object()
+    assert not step.follow([(one, 1), (other, 1)])
+    step.adapted = None
+    assert step.follow([(one, 1), (other, 1)])
+    one.hide(2, 3)
+    assert not step.follow([(one, 1), (other, 1)])
+    assert torch.equal(step.token_ids, before)
 
 
 @pytest.mark.parametrize("layer", KINDS, ids=str)

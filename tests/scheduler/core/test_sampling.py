@@ -394,6 +394,8 @@ def test_rows_that_hold_no_numbers_are_told_from_others() -> None:
     logits[3, :] = float("inf")
     turns = [turn_of(Sampling(temperature=t), logprobs=n) for t, n in ((0.0, None), (0.0, 2), (1.0, 2), (1.0, None))]
     assert [item.usable for item in Sampler((END,)).draw(logits, turns).read()] == [True, False, True, False]
+    greedy = [turn_of(Sampling(temperature=0.0)) for _ in range(4)]
+    assert [item.usable for item in Sampler((END,)).draw(logits, greedy).read()] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
