@@ -38,7 +38,7 @@ from scheduler.model.loader import PAGE_SIZE, LoadedModel, fingerprint
 from scheduler.model.measurement import describe
 from scheduler.model.memory import build_archive, build_store, spare
 from scheduler.model.runner import ModelRunner
-from scheduler.model_facts import CapturedGraphs, MediaMarks, ModelFacts
+from scheduler.model_facts import CapturedGraphs, MediaMarks, ModelFacts, WeightReading
 from scheduler.protocol import (
     Loading,
 )
@@ -195,7 +195,7 @@ def facts_of(
         weight_rounding=loaded.rounding,
         activation_rounding=loaded.activations,
         kv_rounding=verdict.kv,
-        weight_reading=ways.latest if device.type == "cpu" else None,
+        weight_reading=weight_reading(loaded) if device.type == "cpu" else None,
         decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,
         media=tuple(marks.kind for marks in media),
         media_marks=media[0] if media else None,
@@ -205,6 +205,14 @@ def facts_of(
         licence=loaded.licence,
         own_context=loaded.context,
     )
+
+
+def weight_reading(loaded: LoadedModel) -> WeightReading | None:
+    """How fast products read weights; by now it is known how many experts a token chooses."""
+    found = ways.latest
+    if found is None or loaded.packing is None:
+        return found
+    return msgspec.structs.replace(found, weight_bytes=loaded.packing.bytes_of_row)
 
 
 def marks_of(eyes: Eyes | None) -> tuple[MediaMarks, ...]:

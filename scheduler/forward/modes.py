@@ -91,7 +91,7 @@ class PagedMode(Mode):
             logits = self._run(inputs, step)[0]
         if together is not None:
             self.rows.settle(len(together.order))
-        return logits if logits.shape[0] == len(keep) else logits[keep]
+        return logits if logits.shape[0] == keep.shape[0] else logits[keep]
 
     def _run(self, inputs: dict[str, Any], step: PackedStep) -> torch.Tensor:
         """The logits ``[1, rows, V]`` of the model's forward. How pictures enter within it is not recorded."""

@@ -56,6 +56,7 @@ class PackedExperts:
         tiled = kernel.tiles and self.dtype is torch.bfloat16
         self._weights = {name: ExpertsWeight(self, name, tiled) for name in (self._in, "down_proj")}
         self._programs: dict[tuple[int, torch.dtype], Program] = {}  # by choices of a token, dtype of their weights
+        self._choices = 0  # of a token, as they were last
 
     @property
     def up(self) -> ExpertsMatrix:
@@ -80,6 +81,11 @@ class PackedExperts:
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
         return self.up.nbytes + self.down.nbytes
+
+    @property
+    def bytes_of_row(self) -> int:
+        """Bytes of the packed weights that are read for one token: those of the experts that it chooses."""
+        return self.nbytes // self.up.count * self._choices
 
     @property
     def copies(self) -> bool:
@@ -130,6 +136,7 @@ class PackedExperts:
         """Record ``forward``. The values of the result ``[T, hidden]`` are made up. Raises ``Unrecordable`` and
         whatever the module's own code raises.
         """
+        self._choices = index.shape[1]
         up = self._product(recorder, self.up, hidden, index)
         inner = self.module._apply_gate(up) if self.module.has_gate else self.module.act_fn(up)
         results = self._product(recorder, self.down, inner, index)

@@ -118,7 +118,7 @@ class LayerChain:
             return None
         results = self._place_tensors(inputs, rows, len(self._layers))
         self._compute()
-        return results
+        return results.unbind()
 
     def run_last(
         self, cache: PackedCache, inputs: list[list[torch.Tensor]], rows: int, wanted: torch.Tensor | None
@@ -129,10 +129,11 @@ class LayerChain:
         if not self._begin(cache, rows, keep=False):
             return None
         results, number = self._place_tensors(inputs, rows, 2), len(self._layers) - 1
-        if wanted is None or len(wanted) >= rows:
+        count = rows if wanted is None else wanted.shape[0]
+        if wanted is None or count >= rows:
             self._compute()
             result = results[number % 2]
-            return result if wanted is None else result.index_select(self._result.axis, wanted)
+            return result if wanted is None or count == 1 else result.index_select(self._result.axis, wanted)
         link, layer = self._links[number], self._layers[number]
         after = link.after
         try:
@@ -173,22 +174,24 @@ class LayerChain:
         for layer in self._convolving.values():
             layer.end()
 
-    def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int, count: int) -> Sequence[torch.Tensor]:
+    def _place_tensors(self, inputs: list[list[torch.Tensor]], rows: int, count: int) -> torch.Tensor:
         """Set the addresses of the inputs and of ``count`` new tensors for the results, which layers use in turn; the
         result of a layer is the next one's first input.
         """
-        results = torch.empty((count, rows, *self._result.shape), dtype=self._result.dtype)
+        axis = self._result.axis  # all before it are 1, as layers take what lies in rows
+        before, behind = self._result.shape[:axis], self._result.shape[axis:]
+        results = torch.empty((count, *before, rows, *behind), dtype=self._result.dtype)
         tensors = self._tensors_of(count, *map(len, inputs))
         given = [inputs[group][number] for group, number in tensors.keys]
-        first, step = results.data_ptr(), results.stride(0) * results.itemsize
+        first, step, stride = results.data_ptr(), results.stride(0) * results.itemsize, results.stride(axis + 1)
         addresses = [*(tensor.data_ptr() for tensor in given), *range(first, first + count * step, step)]
         self._outside[:, 0][tensors.rows] = np.array(addresses)[tensors.of]
         strides = [tensor.stride(axis) for tensor, axis in zip(given, tensors.axes, strict=True)]
-        strides += [results.stride(1)] * count
+        strides += [stride] * count
         if strides != self._strides:
             self._strides = strides
             self._outside[:, 1][tensors.rows] = np.array(strides)[tensors.of]
-        return results.movedim(1, self._result.axis + 1).unbind()
+        return results
 
     def _tensors_of(self, count: int, *inputs: int) -> _Tensors:
         """Where tensors go, with so many results and so many inputs of each group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -48,6 +48,16 @@ class PackedModule(Protocol):
         ...
 
 
+@runtime_checkable
+class RoutedModule(Protocol):
+    """A packed module of which a token reads a part."""
+
+    @property
+    def bytes_of_row(self) -> int:
+        """Bytes of the packed weights that are read for one token."""
+        ...
+
+
 class Packing:
     """The packed modules of one model, and the weights that the C++ kernel can read."""
 
@@ -79,6 +89,12 @@ class Packing:
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
         return sum(one.nbytes for one in self._modules)
+
+    @property
+    def bytes_of_row(self) -> int:
+        """Bytes of weights that the C++ kernel reads for one token: of experts, as many as the latest one chose."""
+        routed = (one.bytes_of_row for one in self._modules if isinstance(one, RoutedModule))
+        return sum(matrix.nbytes for matrix in self._matrices.values()) + sum(routed)
 
     @property
     def tolerance(self) -> float:

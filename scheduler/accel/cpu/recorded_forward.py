@@ -20,14 +20,17 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from scheduler.accel.cpu.embedding_rows import EmbeddingRows
 from scheduler.accel.cpu.forward_tail import find_tail
 from scheduler.accel.cpu.fused_module import any_hook, hooks_of
+from scheduler.accel.cpu.position_table import PositionTable
 from scheduler.accel.cpu.recorded_call import Fill, RecordedCall, RunAhead, Slice, StepValue, filler, users
 from scheduler.accel.cpu.recorder import Unrecordable
 
 _PLAIN = (type(None), bool, str, int, float, torch.dtype, torch.device, type(...))
 _OPERATORS = "add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift"
 _IN_PLACE = re.compile(rf"[a-z]\w*[^_]_|__i({_OPERATORS})__|__set(item)?__")
+_POSITIONS = StepValue("position_ids")  # of each token of a step, int64 [1, T]
 _RESHAPES = (torch.Tensor.reshape, torch.Tensor.view)
 # What tells of a tensor nothing that depends on its values.
 _METADATA = frozenset(
@@ -78,6 +81,7 @@ class RecordedForward:
         alone = tail is not None and tail.is_row_by_row(self._calls, recorder.results, recorder.given[tail.rows])
         self._tail = tail if alone else None
         self._last = recorder.alone(self._calls[tail.last].function) if tail is not None and alone else None
+        self._seen = given, recorder.results
         self._fill: dict[int, Fill] = {}
         self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
@@ -87,6 +91,22 @@ class RecordedForward:
         tail = self._tail = self._tail if self._tail == other._tail else None
         if tail is not None:
             self._calls[tail.last] = replace(self._calls[tail.last], chain=[tail.last], run_ahead=self._last)
+
+    def replace_modules(self) -> None:
+        """Let what gives the same in less time take the place of modules."""
+        given, results = self._seen
+        values: dict[int | str, Any] = dict(enumerate(results))
+        values.update(given)
+        self._seen = {}, []
+        for number, call in self._calls.items():
+            if not isinstance(call.function, torch.nn.Module) or call.chain:
+                continue
+            function: Callable[..., Any] | None = EmbeddingRows.of(call.function)
+            keys = [key for key, value in (*enumerate(call.args), *call.kwargs.items()) if value == _POSITIONS]
+            if len(keys) == 1:
+                args, kwargs = filler((call.args, call.kwargs))(values)
+                function = PositionTable.of(call.function, args, kwargs, keys[0])
+            self._calls[number] = call if function is None else replace(call, function=function)
 
     def run(self, given: Mapping[str, Any], whole: bool = False) -> torch.Tensor | None:
         """The logits ``[1, rows, V]`` of a forward with these arguments. None, and nothing was called, if they are of
@@ -289,6 +309,7 @@ def record_forward(
     if not shorter.is_same(longer):
         raise Unrecordable("two steps call different functions")
     longer.choose_rows_first(shorter)
+    longer.replace_modules()
     return longer
 
 

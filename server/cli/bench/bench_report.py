@@ -51,22 +51,25 @@ def figures(load: BenchLoad) -> dict[str, Any]:
 
 
 def weight_reading(facts: dict[str, Any], loads: Sequence[BenchLoad]) -> dict[str, float]:
-    """Bytes of weights that a step of one chat reads per second, beside what memory gives: of a server that tells both.
-    Empty where it does not, or where no load was one chat.
+    """Bytes of weights that a step of one chat reads per second, beside what its products read, without all else that a
+    step does, and what memory gives: of a server that tells these. Empty where it does not, or where no load was one
+    chat.
     """
     told = facts.get("weight_reading")
     alone = [figures(load)["inter_token_p50"] for load in loads if load.name.startswith("1 sessions")]
     if not isinstance(told, dict) or not alone or not alone[0]:
         return {}
-    speed = told["weight_bytes"] / alone[0]
-    return {"bytes_per_second": speed, "memory": told["memory"], "share": speed / told["memory"]}
+    speed, products = told["weight_bytes"] / alone[0], told["speeds"][0][told["chosen"][0]]
+    shares = {"share": speed / told["memory"], "products_share": products / told["memory"]}
+    return {"bytes_per_second": speed, "products_per_second": products, "memory": told["memory"], **shares}
 
 
 def reading_line(read: dict[str, float]) -> str:
     """``weight_reading`` in words."""
     return (
-        f"one chat: {read['bytes_per_second'] / 1e9:.1f} GB/s of weights are read, {100 * read['share']:.0f} % of the "
-        f"{read['memory'] / 1e9:.1f} GB/s that memory gives"
+        f"one chat: products read {read['products_per_second'] / 1e9:.1f} GB/s of weights, "
+        f"{100 * read['products_share']:.0f} % of the {read['memory'] / 1e9:.1f} GB/s that memory gives; whole steps "
+        f"{read['bytes_per_second'] / 1e9:.1f} GB/s, {100 * read['share']:.0f} %"
     )
 
 

@@ -107,6 +107,17 @@ def test_a_row_is_the_same_to_the_bit_whatever_is_beside_it_and_for_any_threads(
 
 
 @torch.no_grad()
+def test_a_token_reads_the_experts_that_it_chooses() -> None:
+    model, packing = build("mixtral", "causal"), Packing({})
+    found = modules_of(model)
+    pack_experts(model, packing)
+    for module in found:
+        module(*made_up(module, 3, choices=2))
+    whole = sum(packed.nbytes for module in found if (packed := packed_experts(module)) is not None)
+    assert packing.bytes_of_row == whole * 2 // found[0].down_proj.shape[0]
+
+
+@torch.no_grad()
 def test_experts_that_no_row_has_chosen_are_not_read_and_a_number_of_none_adds_nothing() -> None:
     model = build("mixtral", "causal").to(torch.bfloat16)
     pack_experts(model, Packing({}))

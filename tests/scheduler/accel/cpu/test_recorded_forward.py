@@ -18,6 +18,7 @@ from torch import nn
 from wide import widely
 
 from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.position_table import PositionTable
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.recorded_forward import RecordedForward, record_forward
 from scheduler.accel.cpu.recorder import Unrecordable
@@ -318,6 +319,19 @@ def test_models_say_what_they_said(monkeypatch: pytest.MonkeyPatch, name: str) -
     assert all(map(torch.equal, few, stage.run(LONG, STEPS, last=True)))
     found = [len(call.args[3]) for call in alone.call_args_list]
     assert found in ([len(step) for step in STEPS[:4]], [2, 3])  # experts may take few rows at once
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "tables"), [("llama", 1), ("qwen3_moe", 1), ("gemma3", 0)])
+def test_rotary_embeddings_are_read_from_tables(monkeypatch: pytest.MonkeyPatch, name: str, tables: int) -> None:
+    """Not where a chain takes what the modules have returned."""
+    compiled()
+    calls = Mock(side_effect=PositionTable.__call__)
+    monkeypatch.setattr(PositionTable, "__call__", lambda *args, **kwargs: calls(*args, **kwargs))
+    stage = Stage(build(name, "causal"))
+    calls.reset_mock()
+    stage.run(LONG, STEPS)
+    assert calls.call_count == tables * len(STEPS)
 
 
 @torch.no_grad()

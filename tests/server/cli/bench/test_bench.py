@@ -201,6 +201,18 @@ def test_figures() -> None:
     assert told.count("|") == bench_report.HEAD.splitlines()[0].count("|")
 
 
+def test_what_is_read_of_weights_by_products_and_by_whole_steps() -> None:
+    told = {"weight_bytes": 1e8, "memory": 4e10, "speeds": [[2e10, 3.6e10], [1e10]], "chosen": [1, 0]}
+    alone = BenchLoad("1 sessions, 4 turns", 1.0, 1.0, [[TimedTurn(gaps=[0.005, 0.005])]])
+    read = bench_report.weight_reading({"weight_reading": told}, [alone])
+    assert bench_report.reading_line(read) == (
+        "one chat: products read 36.0 GB/s of weights, 90 % of the 40.0 GB/s that memory gives; "
+        "whole steps 20.0 GB/s, 50 %"
+    )
+    assert bench_report.weight_reading({}, [alone]) == {}
+    assert bench_report.weight_reading({"weight_reading": told}, [BenchLoad("4 sessions", 1.0, 1.0, alone.chats)]) == {}
+
+
 def test_a_part_of_few_values() -> None:
     assert bench_report.quantile([], 0.5) is None
     assert bench_report.quantile([3.0], 0.95) == 3.0
