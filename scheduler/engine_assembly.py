@@ -208,11 +208,9 @@ def facts_of(
 
 
 def weight_reading(loaded: LoadedModel) -> WeightReading | None:
-    """How fast products read weights; by now it is known how many experts a token chooses."""
-    found = ways.latest
-    if found is None or loaded.packing is None:
-        return found
-    return msgspec.structs.replace(found, weight_bytes=loaded.packing.bytes_of_row)
+    """How fast products read weights; by now it is known how many experts a token chooses. None if none are packed."""
+    size = 0 if loaded.packing is None else loaded.packing.bytes_of_row
+    return msgspec.structs.replace(ways.latest, weight_bytes=size) if ways.latest is not None and size else None
 
 
 def marks_of(eyes: Eyes | None) -> tuple[MediaMarks, ...]:

@@ -13,10 +13,10 @@ class WeightReading(msgspec.Struct, frozen=True):
     """How fast products on a CPU read packed weights, of bfloat16 or of few bits, measured with some of this model's by
     ``threads`` threads.
 
-    ``weight_bytes``: what all products read in a step of one row, of experts those that are chosen. ``memory``: bytes a
-    second of reading alone, from the same weights. ``huge_pages``: the part of them that is in huge pages. For each
-    number of ``rows``: the ``ways`` to go through a weight, ``speeds`` of each in bytes a second, and the index of that
-    which is ``chosen``. All give equal results.
+    ``weight_bytes``: of all weights that are read for one token, of experts those that are chosen; encoders of pictures
+    are counted, too. ``memory``: bytes a second of reading alone, from the same weights. ``huge_pages``: the part of
+    them that is in huge pages. For each number of ``rows``: the ``ways`` to go through a weight, ``speeds`` of each in
+    bytes a second, and the index of that which is ``chosen``. All give equal results.
     """
 
     weight_bytes: int

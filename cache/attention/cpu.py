@@ -78,7 +78,7 @@ class StoreCall(ctypes.Structure):
 
 class CpuPlan(StepPlan):
     """The spans of a step that the kernel takes in layers of one kind, and the kernel's call for them. Valid during
-    that step.
+    that step, and those that follow it.
 
     ``numbers`` are those spans, ``rest`` the spans that it leaves (``unhandled``).
     """
@@ -87,12 +87,13 @@ class CpuPlan(StepPlan):
         self, step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], rest: frozenset[int] = frozenset()
     ) -> None:
         self.tier, self.numbers, self.unhandled = step.tier, numbers, rest
-        self._layer, self._chosen = layer, [step.spans[number] for number in sorted(numbers)]
-        self._tables: list[torch.Tensor] = []  # what the addresses point to, as the flags and the arrays
+        self._layer, self._order = layer, sorted(numbers)
+        self._tables: list[torch.Tensor] = []  # these and the flags are kept since spans have their addresses
         self._flags: list[Any] = []
         self._first = np.zeros(step.tokens, np.int64)
-        self._spans = np.array([row for span in self._chosen for row in self._rows(step, span)], np.int64)
-        self._find_first()
+        chosen = [step.spans[number] for number in self._order]
+        self._spans = np.array([row for span in chosen for row in self._rows(step, span)], np.int64)
+        self._find_first(chosen)
         self.call = AttentionCall(
             first=self._first.ctypes.data,
             spans=self._spans.ctypes.data,
@@ -103,13 +104,14 @@ class CpuPlan(StepPlan):
         self.shape: PageShape | None = None  # that ``call`` is set to
 
     def follow(self, step: PackedStep) -> bool:
-        """Become the plan of ``step``, which feeds one token of each of the same spans; see ``PackedStep.follow``."""
-        if self._flags:
+        """See ``StepPlan``."""
+        if self._flags or not self._order:
             return False
-        self._tables = [step.table(span, self._layer) for span in self._chosen]
+        chosen = [step.spans[number] for number in self._order]
+        self._tables = [step.table(span, self._layer) for span in chosen]
         self._spans[:, 0] = [table.data_ptr() for table in self._tables]
-        self._spans[:, 5] = [span.start for span in self._chosen]
-        self._find_first()
+        self._spans[:, 5] = [span.start for span in chosen]
+        self._find_first(chosen)
         self.call.threads = torch.get_num_threads()
         return True
 
@@ -117,9 +119,9 @@ class CpuPlan(StepPlan):
         """What the kernel reads of it: its spans and the first key of each row."""
         return [self._spans.tolist(), self._first.tolist()]
 
-    def _find_first(self) -> None:
+    def _find_first(self, chosen: list[Span]) -> None:
         """The first key that each row sees, where that is not the first of all."""
-        for span in self._chosen if self._layer.window is not None else ():
+        for span in chosen if self._layer.window is not None else ():
             for i in range(span.size):
                 self._first[span.row + i] = self._layer.first_key(span.start + i)
 

@@ -7,6 +7,7 @@ step in flight, which the cache and the attention function share.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -50,15 +51,17 @@ class StepPlan:
     """Base class of what an attention backend must know of a step."""
 
     def follow(self, step: PackedStep) -> bool:
-        """Become the plan of ``step``, which has followed the one that this was made for; False if it cannot."""
+        """Become the plan of ``step``, which feeds one token of each session that it was made for; False if it
+        cannot.
+        """
         return False
 
 
 class PackedStep:
     """The layout of one step: T new tokens of several sessions in one row, no padding.
 
-    Valid until the sessions' lengths change, that is until the step is committed. Then ``follow`` may make it the
-    layout of the next one.
+    Valid until the sessions' lengths change, that is until the step is committed. After ``release`` it may ``follow``:
+    become the layout of the next step.
     """
 
     def __init__(self, work: Sequence[tuple[SessionCache, int]], tier: MemoryTier) -> None:
@@ -69,6 +72,8 @@ class PackedStep:
             self.spans.append(Span(session, row, count))
             row += count
         self.tokens = row
+        self._decodes = all(span.size == 1 for span in self.spans)
+        self._fed: list[weakref.ref[SessionCache]] = []  # the sessions, once it is released
         self.numbers = frozenset(range(len(self.spans)))  # of the spans
         sessions = ((number, span.session.media) for number, span in enumerate(self.spans))
         self.media: dict[int, TimelineMedia] = {number: media for number, media in sessions if media is not None}
@@ -85,31 +90,37 @@ class PackedStep:
         self.write_index = numbers[2]  # [T]
         self.near_write_index = numbers[-1]  # [T]
 
-    @property
-    def may_be_followed(self) -> bool:
-        """Whether ``follow`` may be called: it only decodes, on a CPU, where nothing reads it after the forward."""
-        return self.tokens == len(self.spans) and self.tier.device.type == "cpu" and not self.media
+    def release(self) -> bool:
+        """Let go of sessions and tensors, after the forward. Returns whether ``follow`` may be called: on a CPU, where
+        nothing reads the layout any more, if each session has fed one token and nothing about it is special.
+        """
+        sessions = [span.session for span in self.spans]
+        plain = not any(one.hidden or one.media is not None or one.key is not None for one in sessions)
+        self._fed = [weakref.ref(session) for session in sessions]
+        self.spans, self._masks, self._gathers, self.origins = [], {}, {}, {}
+        self.plans = {key: plan for key, plan in self.plans.items() if isinstance(plan, StepPlan)}
+        return plain and self._decodes and self.adapted is None and self.tier.device.type == "cpu"
 
     def follow(self, work: Sequence[tuple[SessionCache, int]]) -> bool:
-        """Become the layout of another step, if that feeds one token of each of the same sessions, as this one did.
-        Else nothing is changed. Plans that cannot follow are made anew.
+        """Become the layout of another step, if that feeds one token of each of the same sessions. Else it stays as it
+        is. Plans that cannot follow are made anew.
         """
-        if not self.may_be_followed or len(work) != self.tokens or self.adapted is not None:
+        if len(work) != self.tokens:
             return False
-        for (session, count), span in zip(work, self.spans, strict=True):
-            if session is not span.session or count != 1:
+        for (session, count), fed in zip(work, self._fed, strict=True):
+            if session is not fed() or count != 1:
                 return False
             if session.hidden or session.key is not None or session.media is not None:
                 return False
+        self.spans = [Span(session, row, 1) for row, (session, _) in enumerate(work)]
         self._lay_out()
-        self._masks, self._gathers, self.origins = {}, {}, {}
-        self.plans = {key: plan for key, plan in self.plans.items() if isinstance(plan, StepPlan) and plan.follow(self)}
+        self.plans = {key: plan for key, plan in self.plans.items() if plan.follow(self)}
         return True
 
     def _lay_out(self) -> None:
         """Set token id, position and write index in each part of pages of each row."""
         rows, spans, size = self._layout, self.spans, self.tier.page_size
-        if self.tokens == len(spans):
+        if self._decodes:
             lengths = [span.session.length for span in spans]
             rows[0] = [span.session.next_tokens(1)[0] for span in spans]
             rows[1] = lengths

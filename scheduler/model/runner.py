@@ -43,7 +43,7 @@ class ModelRunner:
         self._followers = followers
         self.adapters = adapters
         self.state_size = 0  # of the latest run with states
-        self._latest: PackedStep | None = None
+        self._latest: PackedStep | None = None  # if the next one may follow it
 
     @property
     def overlaps(self) -> bool:
@@ -83,21 +83,21 @@ class ModelRunner:
             self._rope.side(work[0][0].long) if self._rope is not None else nullcontext(),
         ):
             step, keep = self._step_of(work), put(np.array(rows), self.tier.device)
-            if not states:
-                return self._run_step(step, rows, keep)
-            with HeadInput(self.mode.model) as read:
-                logits = self._run_step(step, rows, keep)
-            found = read.of(keep, step.tokens)
+            try:
+                if not states:
+                    return self._run_step(step, rows, keep)
+                with HeadInput(self.mode.model) as read:
+                    logits = self._run_step(step, rows, keep)
+                found = read.of(keep, step.tokens)
+            finally:
+                self._latest = step if step.release() else None
             self.state_size = found.shape[1]
             return torch.cat([logits.float(), found], dim=1)
 
     def _step_of(self, work: Sequence[tuple[SessionCache, int]]) -> PackedStep:
-        """The layout of a step: where it can follow, that of the one before, as both decode the same sessions."""
+        """The layout of a step: that of the one before, where it can follow it, as both decode the same sessions."""
         step = self._latest
-        if step is None or not step.follow(work):
-            step = PackedStep(work, self.tier)
-            self._latest = step if step.may_be_followed else None
-        return step
+        return step if step is not None and step.follow(work) else PackedStep(work, self.tier)
 
     def _run_step(self, step: PackedStep, rows: list[int], keep: torch.Tensor) -> torch.Tensor:
         """The forward, with the adapters of the step's sessions."""

@@ -120,6 +120,7 @@ class PackedExperts:
         """What the module returns for tokens ``[T, hidden]``, their experts ``[T, K]``, and the weights of these ``[T,
         K]``; a number that is none of an expert adds nothing.
         """
+        self._choices = index.shape[1]
         key = index.shape[1], weights.dtype
         program = self._programs.get(key)
         if program is None:

@@ -92,7 +92,7 @@ class Packing:
 
     @property
     def bytes_of_row(self) -> int:
-        """Bytes of weights that the C++ kernel reads for one token: of experts, as many as the latest one chose."""
+        """Bytes of weights that the C++ kernel reads for one token: of experts, as many as were chosen last."""
         routed = (one.bytes_of_row for one in self._modules if isinstance(one, RoutedModule))
         return sum(matrix.nbytes for matrix in self._matrices.values()) + sum(routed)
 

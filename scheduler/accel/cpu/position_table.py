@@ -14,6 +14,7 @@ import torch
 from scheduler.accel.cpu.fused_module import any_hook, hooks_of
 
 _POSITIONS = 8192  # of the table; a step with later ones calls the module
+_LATE = torch.tensor([[1 << 20]])
 _TRIED = tuple(torch.tensor([[at]]) for at in (0, 1, 2, 63, 64, 1023, _POSITIONS - 1))
 
 
@@ -55,7 +56,11 @@ class PositionTable:
                     return None
                 if not all(_is_same(call(at), rows, at) for at in (positions, *_TRIED)):
                     return None
-            except (RuntimeError, IndexError, ValueError):  # its code takes no other numbers of positions
+                before = _state(module)
+                call(_LATE)
+                if _state(module) != before:  # it would have to be called in every step
+                    return None
+            except Exception:  # whatever its code raises at other numbers of positions
                 return None
         return cls(module, key, rows, (lambda parts: parts[0]) if isinstance(found, torch.Tensor) else type(found))
 
@@ -89,6 +94,11 @@ def _is_same(found: Any, rows: list[torch.Tensor], positions: torch.Tensor) -> b
         one.dtype == of.dtype and torch.equal(one, of.index_select(1, positions[0]))
         for one, of in zip(parts, rows, strict=True)
     )
+
+
+def _state(module: torch.nn.Module) -> list[tuple[str, int]]:
+    """Which objects are its attributes and buffers."""
+    return [(name, id(value)) for name, value in (*vars(module).items(), *module._buffers.items())]
 
 
 @contextmanager

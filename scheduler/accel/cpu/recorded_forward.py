@@ -81,7 +81,6 @@ class RecordedForward:
         alone = tail is not None and tail.is_row_by_row(self._calls, recorder.results, recorder.given[tail.rows])
         self._tail = tail if alone else None
         self._last = recorder.alone(self._calls[tail.last].function) if tail is not None and alone else None
-        self._seen = given, recorder.results
         self._fill: dict[int, Fill] = {}
         self._hooks = hooks_of(recorder.opened)
         self._forwards = [(vars(one), vars(one).get("forward")) for one in recorder.opened]
@@ -92,18 +91,16 @@ class RecordedForward:
         if tail is not None:
             self._calls[tail.last] = replace(self._calls[tail.last], chain=[tail.last], run_ahead=self._last)
 
-    def replace_modules(self) -> None:
-        """Let what gives the same in less time take the place of modules."""
-        given, results = self._seen
-        values: dict[int | str, Any] = dict(enumerate(results))
-        values.update(given)
-        self._seen = {}, []
+    def replace_modules(self, recorder: ForwardRecorder) -> None:
+        """Let what gives the same in less time take the place of modules, as ``recorder`` has seen them called."""
+        values: dict[int | str, Any] = dict(enumerate(recorder.results))
+        values.update(recorder.given)
         for number, call in self._calls.items():
             if not isinstance(call.function, torch.nn.Module) or call.chain:
                 continue
             function: Callable[..., Any] | None = EmbeddingRows.of(call.function)
             keys = [key for key, value in (*enumerate(call.args), *call.kwargs.items()) if value == _POSITIONS]
-            if len(keys) == 1:
+            if function is None and len(keys) == 1:
                 args, kwargs = filler((call.args, call.kwargs))(values)
                 function = PositionTable.of(call.function, args, kwargs, keys[0])
             self._calls[number] = call if function is None else replace(call, function=function)
@@ -303,23 +300,23 @@ def record_forward(
     """
     running = steps(3)
     next(running)
-    shorter, longer = (_record_next(model, chains, running) for _ in range(2))
+    (shorter, _), (longer, recorder) = (_record_next(model, chains, running) for _ in range(2))
     longer.infer_sizes(shorter)
     shorter.infer_sizes(longer)
     if not shorter.is_same(longer):
         raise Unrecordable("two steps call different functions")
     longer.choose_rows_first(shorter)
-    longer.replace_modules()
+    longer.replace_modules(recorder)
     return longer
 
 
 def _record_next(
     model: torch.nn.Module, chains: Sequence[Sequence[ChainedModule]], steps: Iterator[None]
-) -> RecordedForward:
+) -> tuple[RecordedForward, ForwardRecorder]:
     recorder = ForwardRecorder(model, chains)
     with recorder.recording():
         next(steps)
-    return RecordedForward(recorder)
+    return RecordedForward(recorder), recorder
 
 
 def _kind(value: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -90,6 +91,7 @@ def test_a_step_that_follows_another_is_as_if_made_anew(divided: bool) -> None:
         plans = [CpuPlan(step, layer, step.numbers) for layer in KINDS]
         step.plans = {"other": object(), **dict(enumerate(plans))}
         step.gather_index(KINDS[0]), step.mask(0, KINDS[1], 0)
+        assert step.release()
         for session, _ in work:
             session.on_fed(1)
         if number == 5:
@@ -114,20 +116,38 @@ def test_only_steps_that_decode_the_same_sessions_follow() -> None:
     tier = MemoryTier(40, SIZE, CPU)
     work = sessions_on(tier, [(9, 1), (6, 1), (3, 2)])
     (one, _), (other, _), (third, _) = work
-    assert not PackedStep(work, tier).follow(work)
+    assert not PackedStep(work, tier).release()
     step = PackedStep([(one, 1), (other, 1)], tier)
+    assert step.release()
     before = step.token_ids.clone()
     assert not step.follow([(one, 1)])
     assert not step.follow([(other, 1), (one, 1)])
     assert not step.follow([(one, 1), (third, 1)])
-    assert not step.follow([(one, 1), (third, 2)])
-    step.adapted = object()
-    assert not step.follow([(one, 1), (other, 1)])
-    step.adapted = None
-    assert step.follow([(one, 1), (other, 1)])
+    assert not step.follow([(one, 1), (other, 2)])
     one.hide(2, 3)
     assert not step.follow([(one, 1), (other, 1)])
     assert torch.equal(step.token_ids, before)
+    assert not PackedStep([(one, 1)], tier).release()
+    adapted = PackedStep([(other, 1)], tier)
+    adapted.adapted = object()
+    assert not adapted.release()
+
+
+def test_a_step_that_is_over_holds_no_session_and_no_tensor_of_a_layer() -> None:
+    """Both may be large, and the next step may be long in coming."""
+    shapes = {0: PageShape(1, 4, 1, 4, torch.float32)}
+    tier = MemoryTier(40, SIZE, CPU, shapes)
+    work = sessions_on(tier, [(9, 1)])
+    step = PackedStep(work, tier)
+    step.plans = {"plan": CpuPlan(step, KINDS[1], step.numbers), "other": object()}
+    cache = PackedCache(KINDS[:1], step, frozenset())
+    keys, _ = cache.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), 0)
+    step.mask(0, KINDS[1], 0), step.gather_index(KINDS[0])
+    held = [weakref.ref(it) for it in (work[0][0], keys)]
+    assert step.release()
+    del work, keys, cache
+    assert [it() for it in held] == [None, None]
+    assert [*step.plans] == ["plan"]
 
 
 @pytest.mark.parametrize("layer", KINDS, ids=str)

@@ -22,9 +22,9 @@ POSITIONS = torch.tensor([[3, 4, 5, 900, 0]])
 LATER = torch.tensor([[7, _POSITIONS]])
 
 
-def rotary(**parameters: Any) -> LlamaRotaryEmbedding:
+def rotary(context: int = 128, **parameters: Any) -> LlamaRotaryEmbedding:
     said = {"rope_type": "default", "rope_theta": 10000.0, **parameters}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=128, rope_parameters=said)
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=context, rope_parameters=said)
     return LlamaRotaryEmbedding(config)
 
 
@@ -61,8 +61,9 @@ def test_nothing_that_a_caller_does_to_results_reaches_the_table() -> None:
 
 
 @torch.inference_mode()
-def test_what_depends_on_other_positions_has_no_table_and_is_as_it_was() -> None:
-    module = rotary(rope_type="dynamic", factor=4.0)
+@pytest.mark.parametrize("context", [128, 4 * _POSITIONS])
+def test_what_depends_on_other_positions_has_no_table_and_is_as_it_was(context: int) -> None:
+    module = rotary(context, rope_type="dynamic", factor=4.0)
     module(HIDDEN, torch.tensor([[700]]))
     before = module.max_seq_len_cached, module.inv_freq.clone()
     assert table_of(module) is None
