@@ -29,9 +29,14 @@ class WeightReading(msgspec.Struct, frozen=True):
     chosen: tuple[int, ...]
 
     @property
+    def speed(self) -> float:
+        """Bytes a second that products of one row read."""
+        return self.speeds[0][self.chosen[0]]
+
+    @property
     def share(self) -> float:
         """The speed of products of one row over that of reading alone."""
-        return self.speeds[0][self.chosen[0]] / self.memory
+        return self.speed / self.memory
 
     @property
     def lines(self) -> list[str]:

@@ -91,9 +91,7 @@ class CpuPlan(StepPlan):
         self._tables: list[torch.Tensor] = []  # these and the flags are kept since spans have their addresses
         self._flags: list[Any] = []
         self._first = np.zeros(step.tokens, np.int64)
-        chosen = [step.spans[number] for number in self._order]
-        self._spans = np.array([row for span in chosen for row in self._rows(step, span)], np.int64)
-        self._find_first(chosen)
+        self._spans = np.array(self._read(step), np.int64)
         self.call = AttentionCall(
             first=self._first.ctypes.data,
             spans=self._spans.ctypes.data,
@@ -107,23 +105,18 @@ class CpuPlan(StepPlan):
         """See ``StepPlan``."""
         if self._flags or not self._order:
             return False
-        chosen = [step.spans[number] for number in self._order]
-        self._tables = [step.table(span, self._layer) for span in chosen]
-        self._spans[:, 0] = [table.data_ptr() for table in self._tables]
-        self._spans[:, 5] = [span.start for span in chosen]
-        self._find_first(chosen)
+        self._spans[:] = self._read(step)
         self.call.threads = torch.get_num_threads()
         return True
 
-    def tables(self) -> list[list[Any]]:
-        """What the kernel reads of it: its spans and the first key of each row."""
-        return [self._spans.tolist(), self._first.tolist()]
-
-    def _find_first(self, chosen: list[Span]) -> None:
-        """The first key that each row sees, where that is not the first of all."""
+    def _read(self, step: PackedStep) -> list[tuple[int, ...]]:
+        """Its spans as the kernel reads them; sets the first key that each of their rows sees, too."""
+        chosen = [step.spans[number] for number in self._order]
         for span in chosen if self._layer.window is not None else ():
             for i in range(span.size):
                 self._first[span.row + i] = self._layer.first_key(span.start + i)
+        self._tables = []
+        return [row for span in chosen for row in self._rows(step, span)]
 
     def _rows(self, step: PackedStep, span: Span) -> Iterator[tuple[int, ...]]:
         """A ``Span`` of kernels/layout.h for each piece of a span."""

@@ -15,7 +15,7 @@ from cache.attention.work_list import Place, divide, tiles
 from cache.memory.memory_tier import MemoryTier
 from cache.memory.stream import put, refill
 from cache.pages.layers import AttentionLayer
-from cache.pages.packed import PackedStep, Span
+from cache.pages.packed import PackedStep, Span, lay_out_next
 from cache.pages.session import SessionCache
 
 
@@ -113,14 +113,8 @@ class DecodeStep(PackedStep):
 
     def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
         """Token id, position and write index in each part of pages of each row, ``[3 or 4, rows]`` int64."""
-        size, count = self.tier.page_size, len(sessions)
-        lengths = [session.length for session in sessions]
-        numbers = np.zeros((2 + len(self._nothing), self.tokens), np.int64)
-        numbers[0, :count] = [session.token_ids[at] for session, at in zip(sessions, lengths, strict=True)]
-        numbers[1, :count] = lengths
-        for near, (nothing, places) in enumerate(zip(self._nothing, numbers[2:], strict=True)):
+        numbers, count = np.zeros((2 + len(self._nothing), self.tokens), np.int64), len(sessions)
+        lay_out_next(sessions, numbers[:, :count], self.tier.page_size)
+        for nothing, places in zip(self._nothing, numbers[2:], strict=True):
             places[count:] = nothing
-            tables = (session.near_slots if near else session.slots for session in sessions)
-            places[:count] = [slots.item(at // size) for slots, at in zip(tables, lengths, strict=True)]
-            places[:count] = places[:count] * size + numbers[1, :count] % size
         return numbers

@@ -95,7 +95,7 @@ class PackedStep:
         nothing reads the layout any more, if each session has fed one token and nothing about it is special.
         """
         sessions = [span.session for span in self.spans]
-        plain = not any(one.hidden or one.media is not None or one.key is not None for one in sessions)
+        plain = all(map(_is_plain, sessions))
         self._fed = [weakref.ref(session) for session in sessions]
         self.spans, self._masks, self._gathers, self.origins = [], {}, {}, {}
         self.plans = {key: plan for key, plan in self.plans.items() if isinstance(plan, StepPlan)}
@@ -108,9 +108,7 @@ class PackedStep:
         if len(work) != self.tokens:
             return False
         for (session, count), fed in zip(work, self._fed, strict=True):
-            if session is not fed() or count != 1:
-                return False
-            if session.hidden or session.key is not None or session.media is not None:
+            if session is not fed() or count != 1 or not _is_plain(session):
                 return False
         self.spans = [Span(session, row, 1) for row, (session, _) in enumerate(work)]
         self._lay_out()
@@ -119,15 +117,9 @@ class PackedStep:
 
     def _lay_out(self) -> None:
         """Set token id, position and write index in each part of pages of each row."""
-        rows, spans, size = self._layout, self.spans, self.tier.page_size
+        rows, spans = self._layout, self.spans
         if self._decodes:
-            lengths = [span.session.length for span in spans]
-            rows[0] = [span.session.next_tokens(1)[0] for span in spans]
-            rows[1] = lengths
-            for near, places in enumerate(rows[2:]):
-                tables = [span.session.near_slots if near else span.session.slots for span in spans]
-                pages = [table.item(at // size) for table, at in zip(tables, lengths, strict=True)]
-                places[:] = [page * size + at % size for page, at in zip(pages, lengths, strict=True)]
+            lay_out_next([span.session for span in spans], rows, self.tier.page_size)
             return
         rows[0] = np.concatenate([np.asarray(s.session.next_tokens(s.size), np.int64) for s in spans])
         rows[1] = np.concatenate([np.arange(s.start, s.stop) for s in spans])
@@ -226,6 +218,24 @@ class PackedStep:
         positions = np.arange(first, span.stop)
         slots = span.session.near_slots if near else span.session.slots
         return slots[positions // size] * size + positions % size
+
+
+def lay_out_next(sessions: Sequence[SessionCache], rows: np.ndarray[Any, Any], page_size: int) -> None:
+    """Set ``rows [3 or 4, sessions]`` to token id, position, and write index in each part of pages, of the next token
+    of each session.
+    """
+    lengths = [session.length for session in sessions]
+    rows[0] = [session.next_tokens(1)[0] for session in sessions]
+    rows[1] = lengths
+    for near, places in enumerate(rows[2:]):
+        tables = [session.near_slots if near else session.slots for session in sessions]
+        pages = [table.item(at // page_size) for table, at in zip(tables, lengths, strict=True)]
+        places[:] = [page * page_size + at % page_size for page, at in zip(pages, lengths, strict=True)]
+
+
+def _is_plain(session: SessionCache) -> bool:
+    """Whether it has no hidden token, no media and no adapter."""
+    return not session.hidden and session.media is None and session.key is None
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped

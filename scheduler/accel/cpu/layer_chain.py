@@ -102,7 +102,7 @@ class LayerChain:
         # Rows of the table that lie in the results of some layer, and of which.
         self._results = np.concatenate((first.rows[behind], last.rows))
         self._layers_of = np.concatenate((first.layers[behind] - 1, last.layers))
-        self._tensors: dict[tuple[int, ...], _Tensors] = {}
+        self._tensors: dict[int, _Tensors] = {}  # by number of results
         self._strides: list[int] = []  # that the table has
         self._placed: tuple[Any, ...] = ()
         self._result = layers[0].after.outputs[0][1]
@@ -181,7 +181,7 @@ class LayerChain:
         axis = self._result.axis  # all before it are 1, as layers take what lies in rows
         before, behind = self._result.shape[:axis], self._result.shape[axis:]
         results = torch.empty((count, *before, rows, *behind), dtype=self._result.dtype)
-        tensors = self._tensors_of(count, *map(len, inputs))
+        tensors = self._tensors_of(count)
         given = [inputs[group][number] for group, number in tensors.keys]
         first, step, stride = results.data_ptr(), results.stride(0) * results.itemsize, results.stride(axis + 1)
         addresses = [*(tensor.data_ptr() for tensor in given), *range(first, first + count * step, step)]
@@ -193,20 +193,18 @@ class LayerChain:
             self._outside[:, 1][tensors.rows] = np.array(strides)[tensors.of]
         return results
 
-    def _tensors_of(self, count: int, *inputs: int) -> _Tensors:
-        """Where tensors go, with so many results and so many inputs of each group."""
-        tensors = self._tensors.get((count, *inputs))
+    def _tensors_of(self, count: int) -> _Tensors:
+        """Where tensors go, with so many results."""
+        tensors = self._tensors.get(count)
         if tensors is None:
-            keys = [(group, number) for group, given in enumerate(inputs) for number in range(given)]
-            keys = [(group, number) for group, number in keys if ("input", number, group) in self._places]
-            places = [self._places["input", number, group] for group, number in keys]
+            places = {(group, number): at for (kind, number, group), at in self._places.items() if kind == "input"}
             of = np.full(len(self._outside), -1)
-            for number, where in enumerate(places):
+            for number, where in enumerate(places.values()):
                 of[where.rows] = number
-            of[self._results] = len(keys) + self._layers_of % count
+            of[self._results] = len(places) + self._layers_of % count
             rows = np.flatnonzero(of >= 0)
-            tensors = _Tensors(keys, [int(where.axes[0]) for where in places], rows, of[rows])
-            self._tensors[count, *inputs] = tensors
+            tensors = _Tensors([*places], [int(where.axes[0]) for where in places.values()], rows, of[rows])
+            self._tensors[count] = tensors
         return tensors
 
     def _place_of(self, cache: PackedCache, rows: int) -> tuple[Any, ...]:

@@ -13,6 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from scheduler.model_facts import WeightReading
 from server.cli.bench.bench_load import BenchLoad
 
 HEAD = (
@@ -59,9 +62,10 @@ def weight_reading(facts: dict[str, Any], loads: Sequence[BenchLoad]) -> dict[st
     alone = [figures(load)["inter_token_p50"] for load in loads if load.name.startswith("1 sessions")]
     if not isinstance(told, dict) or not alone or not alone[0]:
         return {}
-    speed, products = told["weight_bytes"] / alone[0], told["speeds"][0][told["chosen"][0]]
-    shares = {"share": speed / told["memory"], "products_share": products / told["memory"]}
-    return {"bytes_per_second": speed, "products_per_second": products, "memory": told["memory"], **shares}
+    found = msgspec.convert(told, WeightReading)
+    steps = found.weight_bytes / alone[0]
+    shares = {"share": steps / found.memory, "products_share": found.share}
+    return {"bytes_per_second": steps, "products_per_second": found.speed, "memory": found.memory, **shares}
 
 
 def reading_line(read: dict[str, float]) -> str:

@@ -267,8 +267,7 @@ def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
 
 def check_reading(found: WeightReading) -> Finding:
     """How fast products read weights, and what memory would allow."""
-    speed = found.speeds[0][found.chosen[0]]
-    told = f"products of one row read {speed / 1e9:.1f} GB/s of weights, {100 * found.share:.0f} % of the "
+    told = f"products of one row read {found.speed / 1e9:.1f} GB/s of weights, {100 * found.share:.0f} % of the "
     told += f"{found.memory / 1e9:.1f} GB/s that memory gives ({found.threads} threads, {100 * found.huge_pages:.0f} % "
     told += f"in huge pages); timed when this model was first loaded, {'; '.join(found.lines)}"
     return ok("reading", told, share=found.share, **msgspec.to_builtins(found))

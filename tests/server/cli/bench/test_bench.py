@@ -202,7 +202,8 @@ def test_figures() -> None:
 
 
 def test_what_is_read_of_weights_by_products_and_by_whole_steps() -> None:
-    told = {"weight_bytes": 1e8, "memory": 4e10, "speeds": [[2e10, 3.6e10], [1e10]], "chosen": [1, 0]}
+    told = {"weight_bytes": 10**8, "memory": 4e10, "speeds": [[2e10, 3.6e10], [1e10]], "chosen": [1, 0]}
+    told |= {"threads": 1, "huge_pages": 1.0, "rows": [1, 4], "ways": [["in order", "prefetching"], ["in order"]]}
     alone = BenchLoad("1 sessions, 4 turns", 1.0, 1.0, [[TimedTurn(gaps=[0.005, 0.005])]])
     read = bench_report.weight_reading({"weight_reading": told}, [alone])
     assert bench_report.reading_line(read) == (
