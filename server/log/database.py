@@ -73,6 +73,16 @@ class SessionDamaged(LogDamaged):
     """Rows of one session are damaged or lost. It can only be listed and deleted. HTTP 410."""
 
 
+_opened: list[str] = []  # the SQLite files that this process has open, one entry for each database
+
+
+def is_open_here(path: Path) -> bool:
+    """Whether this process has this SQLite file open. It must not open it beside SQLite then: whoever closes a file
+    loses all locks that the process has on it.
+    """
+    return os.path.realpath(path) in _opened
+
+
 class Database:
     """Transactions on one database, used from at most two threads. ``full``: a write failed for lack of storage, and
     none has succeeded since. Writes exclude each other: on SQLite from the beginning of the transaction, on PostgreSQL
@@ -86,13 +96,16 @@ class Database:
         url = url_of(where)
         self._password = str(url.password or "")
         is_file = url.get_backend_name() == "sqlite"
+        self._file = os.path.realpath(url.database or "") if is_file else None
         try:
             self._engine = file_engine(url, durability) if is_file else server_engine(url, durability)
         except (SQLAlchemyError, ImportError) as error:
             raise LogUnavailable(f"the session log cannot be opened: {self._reason(error)}") from error
         try:
-            if is_file:
-                create_file(Path(url.database or ""))
+            if self._file:
+                if self._file not in _opened:
+                    create_file(Path(url.database or ""))
+                _opened.append(self._file)
                 self._check()
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             self.close()
@@ -114,6 +127,9 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+        if self._file in _opened:
+            _opened.remove(self._file)
+        self._file = None
 
     def read(self, work: Callable[[sql.Connection], T]) -> T:
         """Run ``work`` in a read transaction, on one snapshot. Raises LogUnavailable."""

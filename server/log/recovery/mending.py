@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sql
 
-from server.log.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, url_of
+from server.log.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, is_open_here, url_of
 from server.log.recovery.salvage import Salvage, resume, salvage_log
 from server.log.recovery.sqlite_pages import MAGIC, head_of
 from server.log.recovery.wal import WAL_MAGIC, Wal, content
@@ -21,7 +21,7 @@ from server.log.upgrade import prepare
 
 logger = logging.getLogger("warmturn.sessions")
 
-OPENING = Lock()  # who closes a file loses the locks that the process has on it, and that may be SQLite's
+OPENING = Lock()  # one thread at a time: see ``is_open_here``
 OLDER = (
     "the session log is an older one than was here before, or a new one: sessions and turns since then are missing, "
     "and what was deleted since then is back; if you have put a backup in its place, this is what it holds"
@@ -46,15 +46,17 @@ def open_log(where: Path | str, durability: Durability) -> OpenedLog:
         return OpenedLog(open_database(where, durability))
     with OPENING, alone(path, shared=isinstance(where, str)):
         try:
-            resume(path)
-            if not is_torn(path):
+            here = is_open_here(path)
+            if not here:
+                resume(path)
+            if here or not is_torn(path):
                 with suppress(LogDamaged):
                     database = open_database(where, durability)
                     if older := is_older(database, path):
                         logger.error(OLDER)
                     return OpenedLog(database, None, older)
-            if is_in_use(path):
-                raise LogDamaged("the session log cannot be opened: it is damaged, and another process uses it")
+            if here or is_in_use(path):
+                raise LogDamaged("the session log cannot be opened: it is damaged, and it is in use")
             salvage = salvage_log(path, durability)
         except OSError as error:
             raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error

@@ -15,10 +15,10 @@ from log_kit import opened, read, text, texts, three_turns, turn, user, with_log
 from prometheus_client import generate_latest
 
 from server.log.database import LogUnavailable, SessionDamaged
-from server.log.recovery import mending, salvage
+from server.log.recovery import mending, salvage, wal
 from server.log.retries import Idempotency
 from server.log.session_log import SessionLog
-from server.log.tables import FORMAT
+from server.log.tables import FORMAT, ballast
 from server.telemetry.metrics import Metrics
 
 PAGE = 4096
@@ -363,8 +363,35 @@ async def test_a_log_that_another_process_uses_is_not_moved(tmp_path: Path, monk
     path = (await folder_of(tmp_path)) / "log.sqlite"
     zero(path, 1)
     monkeypatch.setattr(mending, "is_in_use", lambda _: True)
-    with pytest.raises(LogUnavailable, match="another process"):
+    with pytest.raises(LogUnavailable, match="in use"):
         SessionLog(path)
+
+
+async def test_a_log_that_this_process_uses_is_neither_read_beside_sqlite_nor_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.sqlite"
+    read_content = wal.content
+
+    def grown_since(file: Path) -> bytes:
+        """The content of a file; the log grows before the next file is read."""
+        content = read_content(file)
+        one._database.try_to_write(ballast)
+        return content
+
+    async with opened(path) as one:
+        await turn(one, "s", "a", "b")
+        with monkeypatch.context() as patch:
+            patch.setattr(wal, "content", grown_since)
+            async with opened(path) as two:
+                assert two.salvage is None
+                assert text(await read(two)) == "ab"
+        one._database.wipe()
+        zero(path, 1)
+        with pytest.raises(LogUnavailable, match="in use"):
+            SessionLog(path)
+    async with opened(path) as three:
+        assert three.salvage is not None
 
 
 # --- the change of files ----------------------------------------------------------------------------------------
