@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "tiles.h"
 #include "vectors.h"
 #include "ways.h"
@@ -154,6 +156,14 @@ constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = LANES == 16 ? 6 : 2;  // til
 constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
 constexpr int64_t WAYS_OF_TILES = PREFETCHING;
 
+struct TilePanel {  // a panel of a weight, a few tiles deep, as it is
+    static constexpr int64_t DEEP = SHALLOW, PAIR = 2 * GROUP;  // tiles; from a pair of elements to the next
+    const uint16_t* values;
+
+    void take(const uint16_t* panel, int64_t) { values = panel; }
+    const uint16_t* tile(int64_t number) const { return values + 32 * number; }
+};
+
 // A pair of elements of ROWS rows times TILES times 16 columns.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 template <int ROWS, int TILES>
@@ -164,6 +174,8 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
             for (int r = 0; r < ROWS; r++) add(sums[r][c][i], columns, Pair(x + r * DEPTH));
         }
 }
+typedef TilePanel OfMany;  // what many rows go through
+constexpr int MANY_BESIDE = BESIDE, MANY_BELOW = BELOW;
 #else
 inline vf widened(const uint16_t* w, int element) {
     vu both;
@@ -192,16 +204,45 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
         }
     }
 }
+
+struct WidePanel {  // a panel as float32, [4][elements][16 columns]: that is done once, and takes the time of a few rows
+    static constexpr int64_t DEEP = 8, PAIR = 2 * 16;
+    alignas(64) float values[4 * DEEP * DEPTH * 16];
+    int64_t size;  // of one of the four
+
+    void take(const uint16_t* panel, int64_t steps) {
+        size = steps * DEPTH * 16;
+        float* to = values;
+        for (int64_t c = 0; c < 4; c++)
+            for (int64_t pair = 0; pair < steps * DEPTH / 2; pair++)
+                for (int element = 0; element < 2; element++)
+                    for (int64_t i = 0; i < PARTS; i++, to += EACH)
+                        store(to, widened(panel + TilePanel::PAIR * pair + 32 * c + 2 * EACH * i, element));
+    }
+    const float* tile(int64_t number) const { return values + size * number; }
+};
+
+template <int ROWS, int TILES>
+inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, const float* w) {
+    static_assert(TILES == 1, "the next element follows the 16 columns");
+    for (int element = 0; element < 2; element++)
+        for (int r = 0; r < ROWS; r++) {
+            vf value = splat(x[r * DEPTH + element]);
+            for (int i = 0; i < PARTS; i++) sums[r][0][i] += load(w + 16 * element + EACH * i) * value;
+        }
+}
+typedef std::conditional_t<LANES == 16, TilePanel, WidePanel> OfMany;  // AVX-512 multiplies more with what it has widened
+constexpr int MANY_BESIDE = LANES == 16 ? BESIDE : 1, MANY_BELOW = LANES == 16 ? BELOW : LANES == 8 ? 6 : 3;
 #endif
 
 struct Ahead {  // so many lines of memory from `next` on at every so many pairs of elements
     const char* next;
-    int64_t lines, every;
+    int64_t lines, every;  // the second a power of two
 };
 
 // ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile memory is prefetched.
-template <int ROWS, int TILES>
-inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y, int64_t y_row,
+template <int ROWS, int TILES, class Panel, class W>
+inline void block(const Activation* x, const W* w, int64_t steps, bool first, float* y, int64_t y_row,
                   Ahead ahead) {
     Sum sums[ROWS][TILES][PARTS];  // copied one by one: as arrays GCC keeps them in memory, at half the speed
     for (int r = 0; r < ROWS; r++)
@@ -211,8 +252,8 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
                 if (!first) std::memcpy(&sums[r][c][i], y + r * y_row + 16 * c + EACH * i, sizeof(Sum));
             }
     for (int64_t d = 0; d < steps; d++, x += TILE)
-        for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += 2 * GROUP) {
-            if (pair % ahead.every == 0)
+        for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += Panel::PAIR) {
+            if (!(pair & (ahead.every - 1)))
                 for (int64_t i = 0; i < ahead.lines; i++, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
             multiply_pair<ROWS, TILES>(sums, x + 2 * pair, w);
         }
@@ -222,12 +263,12 @@ inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool fi
 }
 
 // `count` rows, 1 to MOST.
-template <int MOST, int TILES>
-inline void some_rows(int64_t count, const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y,
+template <int MOST, int TILES, class Panel, class W>
+inline void some_rows(int64_t count, const Activation* x, const W* w, int64_t steps, bool first, float* y,
                       int64_t y_row, const Ahead& ahead) {
     if constexpr (MOST > 1)
-        if (count < MOST) return some_rows<MOST - 1, TILES>(count, x, w, steps, first, y, y_row, ahead);
-    block<MOST, TILES>(x, w, steps, first, y, y_row, ahead);
+        if (count < MOST) return some_rows<MOST - 1, TILES, Panel>(count, x, w, steps, first, y, y_row, ahead);
+    block<MOST, TILES, Panel>(x, w, steps, first, y, y_row, ahead);
 }
 
 // Of these rows, how many from `row` on go through a panel together: at most MOST, of the same 16, and as evenly divided
@@ -240,24 +281,26 @@ inline int64_t rows_at_once(int64_t row, int64_t rows) {
 
 // What lies behind the panel that the rows go through is prefetched in the meantime, in the order of addresses, a part
 // of it at each turn.
-template <int MOST, int TILES>
+template <int MOST, int TILES, class Panel = TilePanel>
 inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                    int64_t first, int64_t last) {
     int64_t turns = 0, every = 1;
     for (int64_t row = 0; row < rows; row += rows_at_once<MOST>(row, rows)) turns += 4 / TILES;
     int64_t lines = way_of(rows) & PREFETCHING ? (3 + turns) / turns : 0;
     while (every < DEPTH / 2 && 8 * every <= turns) every *= 2;  // evenly: memory gives no more at a time
+    Panel panel;
     for (int64_t g = first; g < last; g++)
         for (int64_t d = 0, steps; d < depth; d += steps) {
-            steps = depth - d < SHALLOW ? depth - d : SHALLOW;
-            const uint16_t* panel = w + (g * depth + d) * 4 * TILE;
-            const char *next = (const char*)(panel + steps * 4 * TILE), *end = next + steps * 8 * TILE;
+            steps = depth - d < Panel::DEEP ? depth - d : Panel::DEEP;
+            const uint16_t* from = w + (g * depth + d) * 4 * TILE;
+            const char *next = (const char*)(from + steps * 4 * TILE), *end = next + steps * 8 * TILE;
+            panel.take(from, steps);
             for (int64_t row = 0, count; row < rows; row += count) {
                 count = rows_at_once<MOST>(row, rows);
                 for (int64_t c = 0; c < 4; c += TILES, next += steps * lines * (DEPTH / 2 / every) * 64)
-                    some_rows<MOST, TILES>(count, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH, panel + 32 * c,
-                                           steps, d == 0, y + row * y_row + g * GROUP + 16 * c, y_row,
-                                           {next, next < end ? lines : 0, every});
+                    some_rows<MOST, TILES, Panel>(count, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH,
+                                                  panel.tile(c), steps, d == 0, y + row * y_row + g * GROUP + 16 * c,
+                                                  y_row, {next, next < end ? lines : 0, every});
             }
         }
 }
@@ -266,7 +309,8 @@ inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_
 inline void multiply_tiled(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                            int64_t first, int64_t last) {
     if (rows == 1) panels<1, 4>(w, depth, x, rows, y, y_row, first, last);
-    else panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last);
+    else if (rows <= 16) panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last);
+    else panels<MANY_BELOW, MANY_BESIDE, OfMany>(w, depth, x, rows, y, y_row, first, last);
 }
 #endif
 
