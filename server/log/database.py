@@ -96,15 +96,15 @@ class Database:
         url = url_of(where)
         self._password = str(url.password or "")
         is_file = url.get_backend_name() == "sqlite"
-        self._file = os.path.realpath(url.database or "") if is_file else None
+        self._file: str | None = None  # of ``_opened``
         try:
             self._engine = file_engine(url, durability) if is_file else server_engine(url, durability)
         except (SQLAlchemyError, ImportError) as error:
             raise LogUnavailable(f"the session log cannot be opened: {self._reason(error)}") from error
         try:
-            if self._file:
-                if self._file not in _opened:
-                    create_file(Path(url.database or ""))
+            if is_file:
+                create_file(Path(url.database or ""))
+                self._file = os.path.realpath(url.database or "")
                 _opened.append(self._file)
                 self._check()
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -127,9 +127,9 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
-        if self._file in _opened:
+        if self._file:
             _opened.remove(self._file)
-        self._file = None
+            self._file = None
 
     def read(self, work: Callable[[sql.Connection], T]) -> T:
         """Run ``work`` in a read transaction, on one snapshot. Raises LogUnavailable."""
@@ -299,10 +299,11 @@ def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 
 
 def create_file(path: Path) -> None:
-    """Create the file, readable by this user only, if it does not exist."""
+    """Create the file, readable by this user only, if it does not exist; else see that it can be written."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        if not is_open_here(path):
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return
     sync_path(path.parent)

@@ -51,8 +51,8 @@ def open_log(where: Path | str, durability: Durability) -> OpenedLog:
                 resume(path)
             if here or not is_torn(path):
                 with suppress(LogDamaged):
-                    database = open_database(where, durability)
-                    if older := is_older(database, path):
+                    database, older = open_and_count(where, durability, path)
+                    if older:
                         logger.error(OLDER)
                     return OpenedLog(database, None, older)
             if here or is_in_use(path):
@@ -61,8 +61,7 @@ def open_log(where: Path | str, durability: Durability) -> OpenedLog:
         except OSError as error:
             raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
         logger.error(report(salvage))
-        database = open_database(where, durability)
-        is_older(database, path)
+        database, _ = open_and_count(where, durability, path)
         return OpenedLog(database, salvage)
 
 
@@ -90,10 +89,20 @@ def open_database(where: Path | str, durability: Durability) -> Database:
     database = Database(where, durability)
     try:
         database.prepare(prepare)
-    except LogUnavailable:
+    except BaseException:
         database.close()
         raise
     return database
+
+
+def open_and_count(where: Path | str, durability: Durability, path: Path) -> tuple[Database, bool]:
+    """The database, and whether it is older than it should be (see ``is_older``). Raises LogUnavailable."""
+    database = open_database(where, durability)
+    try:
+        return database, is_older(database, path)
+    except BaseException:
+        database.close()
+        raise
 
 
 def file_of(where: Path | str) -> Path | None:

@@ -394,6 +394,28 @@ async def test_a_log_that_this_process_uses_is_neither_read_beside_sqlite_nor_mo
         assert three.salvage is not None
 
 
+async def test_a_log_that_could_not_be_opened_is_not_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: object) -> bool:
+        raise LogUnavailable("locked")
+
+    path = (await folder_of(tmp_path)) / "log.sqlite"
+    with monkeypatch.context() as patch:
+        patch.setattr(mending, "is_older", locked)
+        with pytest.raises(LogUnavailable, match="locked"):
+            SessionLog(path)
+    zero(path, 1)
+    assert len((await reopened(path))[0]) == len(NAMES)
+
+
+async def test_a_log_that_is_made_anew_beside_one_in_use_is_for_this_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    async with opened(path):
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink()
+        async with opened(path):
+            assert path.stat().st_mode & 0o777 == 0o600
+
+
 # --- the change of files ----------------------------------------------------------------------------------------
 
 
