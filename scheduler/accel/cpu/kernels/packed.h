@@ -87,8 +87,9 @@ inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, i
                            int64_t rows, int64_t in_pairs, float* y, int64_t y_row) {
     constexpr bool SIMPLE = BITS % 4 == 0, ITSELF = SIMPLE && BYTES_OF_16 && !Codes::LOOKED_UP;
     constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;  // others take more registers
+    constexpr bool SPLITS = BITS == 4 && TOGETHER == 2 && LANES == 8;  // bytes into 16 bits again for each two rows
     // From so many rows on, preparing the values of a block once is faster.
-    constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
+    constexpr int64_t MANY = ITSELF ? MOST_ROWS + 1 : SPLITS ? 4 : SIMPLE || BYTES_OF_16 ? 8 : LANES == 16 ? 4 : 2;
     constexpr int64_t BYTES = Stored<BITS, 1, Codes>::BYTES;
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
