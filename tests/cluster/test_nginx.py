@@ -108,8 +108,8 @@ def test_events_pass_as_they_come(router: Nginx) -> None:
         with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=body, timeout=PATIENCE) as answer:
             return sum(1 for _ in answer.iter_raw())
 
-    # Buffered, they never come in more than a few pieces. A processor that is busy joins them at times.
-    wait_for(lambda: pieces() > 20)
+    # Buffered, they would come in a few. A processor that is busy joins them at times.
+    assert any(pieces() > 20 for _ in range(5))
 
 
 def test_figures_and_large_bodies_do_not_pass(router: Nginx) -> None:

@@ -43,26 +43,23 @@ def open_log(where: Path | str, durability: Durability) -> OpenedLog:
     """Open a log, and salvage it if it is damaged. Raises LogUnavailable."""
     path = file_of(where)
     if path is None:
-        return OpenedLog(open_database(where, durability))
+        return open_database(where, durability)
     with OPENING, alone(path, shared=isinstance(where, str)):
         try:
-            here = is_open_here(path)
-            if not here:
-                resume(path)
-            if here or not is_torn(path):
+            resume(path)
+            if not is_torn(path):
                 with suppress(LogDamaged):
-                    database, older = open_and_count(where, durability, path)
-                    if older:
+                    opened = open_database(where, durability, path)
+                    if opened.older:
                         logger.error(OLDER)
-                    return OpenedLog(database, None, older)
-            if here or is_in_use(path):
+                    return opened
+            if is_in_use(path):
                 raise LogDamaged("the session log cannot be opened: it is damaged, and it is in use")
             salvage = salvage_log(path, durability)
         except OSError as error:
             raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
         logger.error(report(salvage))
-        database, _ = open_and_count(where, durability, path)
-        return OpenedLog(database, salvage)
+        return open_database(where, durability, path)._replace(salvage=salvage, older=False)
 
 
 @contextmanager
@@ -84,22 +81,12 @@ def alone(path: Path, shared: bool) -> Iterator[None]:
         os.close(lock)
 
 
-def open_database(where: Path | str, durability: Durability) -> Database:
-    """The database with its tables. Raises LogUnavailable."""
+def open_database(where: Path | str, durability: Durability, path: Path | None = None) -> OpenedLog:
+    """The database with its tables; of a file, this start is counted. Raises LogUnavailable."""
     database = Database(where, durability)
     try:
         database.prepare(prepare)
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def open_and_count(where: Path | str, durability: Durability, path: Path) -> tuple[Database, bool]:
-    """The database, and whether it is older than it should be (see ``is_older``). Raises LogUnavailable."""
-    database = open_database(where, durability)
-    try:
-        return database, is_older(database, path)
+        return OpenedLog(database, older=path is not None and is_older(database, path))
     except BaseException:
         database.close()
         raise
@@ -113,8 +100,10 @@ def file_of(where: Path | str) -> Path | None:
 
 def is_torn(path: Path) -> bool:
     """Whether opening the file would lose commits: SQLite reads the write-ahead log only up to the first damaged frame,
-    and deletes one beside an empty file.
+    and deletes one beside an empty file. Of a file that this process has open SQLite knows better.
     """
+    if is_open_here(path):
+        return False
     main, wal, index = (head_of(Path(f"{path}{suffix}")) for suffix in ("", "-wal", "-shm"))
     if index.startswith((MAGIC, WAL_MAGIC)) or (main and not main.startswith(MAGIC)) or (wal and not main):
         return True
@@ -148,7 +137,9 @@ def is_older(database: Database, path: Path) -> bool:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether another process has the log open."""
+    """Whether this or another process has the log open."""
+    if is_open_here(path):
+        return True
     try:
         index = os.open(f"{path}-shm", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

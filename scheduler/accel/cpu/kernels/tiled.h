@@ -152,12 +152,12 @@ typedef vf Sum;
 
 constexpr int PARTS = 64 / sizeof(Sum);                    // registers for the sums of 16 columns
 constexpr int64_t EACH = 16 / PARTS;                       // columns of one of them
-constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = LANES == 16 ? 6 : 2;  // tiles and rows at a time: as registers allow
-constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
 constexpr int64_t WAYS_OF_TILES = PREFETCHING;
 
 struct TilePanel {  // a panel of a weight, a few tiles deep, as it is
-    static constexpr int64_t DEEP = SHALLOW, PAIR = 2 * GROUP;  // tiles; from a pair of elements to the next
+    static constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = LANES == 16 ? 6 : 2;  // tiles and rows at a time
+    static constexpr int64_t DEEP = 4;          // tiles: 64 columns of them fit the nearest cache twice
+    static constexpr int64_t PAIR = 2 * GROUP;  // from a pair of elements to the next
     const uint16_t* values;
 
     void take(const uint16_t* panel, int64_t) { values = panel; }
@@ -175,7 +175,6 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
         }
 }
 typedef TilePanel OfMany;  // what many rows go through
-constexpr int MANY_BESIDE = BESIDE, MANY_BELOW = BELOW;
 #else
 inline vf widened(const uint16_t* w, int element) {
     vu both;
@@ -205,21 +204,21 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
     }
 }
 
-struct WidePanel {  // a panel as float32, [4][elements][16 columns]: that is done once, and takes the time of a few rows
+struct WidePanel {  // a panel as float32: that is done once, and takes the time of a few rows
+    static constexpr int BESIDE = 1, BELOW = LANES == 8 ? 6 : 3;
     static constexpr int64_t DEEP = 8, PAIR = 2 * 16;
-    alignas(64) float values[4 * DEEP * DEPTH * 16];
-    int64_t size;  // of one of the four
+    alignas(64) float values[4][DEEP * DEPTH * 16];  // [elements][16 columns] of each of four
 
     void take(const uint16_t* panel, int64_t steps) {
-        size = steps * DEPTH * 16;
-        float* to = values;
-        for (int64_t c = 0; c < 4; c++)
+        for (int64_t c = 0; c < 4; c++) {
+            float* to = values[c];
             for (int64_t pair = 0; pair < steps * DEPTH / 2; pair++)
                 for (int element = 0; element < 2; element++)
                     for (int64_t i = 0; i < PARTS; i++, to += EACH)
                         store(to, widened(panel + TilePanel::PAIR * pair + 32 * c + 2 * EACH * i, element));
+        }
     }
-    const float* tile(int64_t number) const { return values + size * number; }
+    const float* tile(int64_t number) const { return values[number]; }
 };
 
 template <int ROWS, int TILES>
@@ -232,7 +231,6 @@ inline void multiply_pair(Sum (&sums)[ROWS][TILES][PARTS], const Activation* x, 
         }
 }
 typedef std::conditional_t<LANES == 16, TilePanel, WidePanel> OfMany;  // AVX-512 multiplies more with what it has widened
-constexpr int MANY_BESIDE = LANES == 16 ? BESIDE : 1, MANY_BELOW = LANES == 16 ? BELOW : LANES == 8 ? 6 : 3;
 #endif
 
 struct Ahead {  // so many lines of memory from `next` on at every so many pairs of elements
@@ -281,7 +279,7 @@ inline int64_t rows_at_once(int64_t row, int64_t rows) {
 
 // What lies behind the panel that the rows go through is prefetched in the meantime, in the order of addresses, a part
 // of it at each turn.
-template <int MOST, int TILES, class Panel = TilePanel>
+template <class Panel, int MOST = Panel::BELOW, int TILES = Panel::BESIDE>
 inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                    int64_t first, int64_t last) {
     int64_t turns = 0, every = 1;
@@ -308,9 +306,9 @@ inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_
 // Columns of the groups first .. last; columns of y are there up to a multiple of GROUP.
 inline void multiply_tiled(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
                            int64_t first, int64_t last) {
-    if (rows == 1) panels<1, 4>(w, depth, x, rows, y, y_row, first, last);
-    else if (rows <= 16) panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last);
-    else panels<MANY_BELOW, MANY_BESIDE, OfMany>(w, depth, x, rows, y, y_row, first, last);
+    if (rows == 1) panels<TilePanel, 1, 4>(w, depth, x, rows, y, y_row, first, last);
+    else if (rows <= 16) panels<TilePanel>(w, depth, x, rows, y, y_row, first, last);
+    else panels<OfMany>(w, depth, x, rows, y, y_row, first, last);
 }
 #endif
 
